@@ -4,8 +4,8 @@ use crate::{error::StoreError, store::Registration};
 
 /// The binding of a consumer's name, for all its tenants. An empty text binds nothing.
 ///
-/// For stores: one rule for all of them. A store keeps it beside the name, reads it at each start, and keeps what
-/// [`meet`](Self::meet) made of it.
+/// For stores: one rule for all of them. A store keeps it beside the name, reads it at each start, and keeps the result
+/// of [`meet`](Self::meet).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
     /// Broker, cluster, topic or queue and group.
@@ -30,8 +30,8 @@ impl Binding {
         }
     }
 
-    /// Compares a later start with what is recorded, and answers what is to be recorded now: a part that no start has
-    /// named yet is bound by the first that names it, and the hash rule is that of the newest start.
+    /// Compares a later start with the recorded binding, and answers the binding to record now: a part that no start
+    /// has named yet is bound by the first that names it, and the hash rule is that of the newest start.
     ///
     /// # Errors
     /// [`StoreError::Bound`] with both values of the first part that differs. A start that can still compare with records

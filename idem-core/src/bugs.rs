@@ -1,5 +1,5 @@
-//! Bugs that can be planted by name, one at a time, to see that tests and `./sim` find them: what this project once did, what it
-//! was tempted to do, and what others lost messages by. Without the feature `bugs` none of them is compiled in.
+//! Bugs that can be planted by name, one at a time, to see that tests and `./sim` find them: former bugs of this project,
+//! tempting shortcuts, and bugs by which other projects lost messages. Without the feature `bugs` none of them is compiled in.
 
 /// A planted bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Bug {
     UnknownIsCommitted,
     /// Keys are remembered as committed before they are.
     RemembersBeforeCommit,
-    /// No row inserted is taken for a duplicate, without reading whose it is.
+    /// Zero inserted rows are taken for a duplicate, without reading the record.
     ZeroRowsAreADuplicate,
     /// A used key is a duplicate, whatever the payload.
     ConflictIsADuplicate,
@@ -34,23 +34,23 @@ pub enum Bug {
     HaltsTheTenant,
     /// Messages that no handler can see open the breaker (D22).
     JunkOpensTheBreaker,
-    /// While the breaker is open, what failed for good runs again and again (D23).
+    /// While the breaker is open, messages that failed for good run again and again (D23).
     OpenBreakerRetries,
     /// A dead letter is settled although its row could not be written.
     DeadLetterWithoutRow,
-    /// What follows a message that waits overtakes it.
+    /// Messages behind one that waits overtake it.
     FollowersOvertake,
-    /// What was settled is not handed over before a message runs that may kill the process (D38).
+    /// Settlements are not sent before a message runs that may kill the process (D38).
     KillersLoseSettlements,
-    /// A lane that rests during a revocation is woken by what is due, and spins.
+    /// A lane that rests during a revocation is woken by messages that are due, and spins.
     RestingLaneSpins,
     /// The broker's count of deliveries decides which message has no attempt left.
     TrustsTheBrokersCount,
     /// Keys are remembered as committed although another server answers now (A43).
     RemembersOverServers,
-    /// What was set aside and settled too late gets its attempts anew when it comes again (J64).
+    /// A dead letter that was settled too late gets its attempts anew when it is redelivered (J64).
     LateDeadLettersBeginAnew,
-    /// What was set aside and came again waits for its turn under an open breaker before it is set aside again (J64).
+    /// A dead letter that is redelivered waits for its turn under an open breaker before it is set aside again (J64).
     LateDeadLettersWait,
     /// A worker takes the first server that it sees for the one that knows its consumer (J63).
     TrustsTheFirstServer,
@@ -64,7 +64,7 @@ pub enum Bug {
     SilenceConfirms,
     /// One confirmed event of a batch confirms all of them (O2).
     OneConfirmsAll,
-    /// What stands behind an event that failed is sent all the same (O24).
+    /// Events behind one that failed are sent all the same (O24).
     SendsFollowers,
     /// A result is written in a second transaction, after the commit of its effect (V1).
     ResultInSecondTx,
@@ -128,7 +128,7 @@ pub(crate) fn planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }
 
-/// The feature is off: none is.
+/// The feature is off: no bug is planted.
 #[cfg(not(feature = "bugs"))]
 #[inline(always)]
 pub(crate) const fn planted(_bug: Bug) -> bool {

@@ -34,7 +34,7 @@ pub enum Expiring {
     Runs,
     /// Records that an operator forgot, until when that can be taken back.
     Forgotten,
-    /// Answers whose own time is over, each of which leaves that it was there. Those whose records have expired went with them.
+    /// Answers past their own expiry; kind, status and reference stay. An answer whose record expires is removed with it.
     Answers,
 }
 
@@ -81,8 +81,8 @@ pub struct CleanupSettings {
     pub every: Duration,
     /// Rows a step. Defaults to 10,000; a step that times out halves it, one that goes well lets it grow back.
     pub rows_max: u32,
-    /// Steps of one table a cycle. Defaults to 10,000, with which an hourly cycle keeps up with 27,000 messages a second; what
-    /// is left waits for the next cycle.
+    /// Steps of one table a cycle. Defaults to 10,000, with which an hourly cycle keeps up with 27,000 messages a second; the
+    /// rest waits for the next cycle.
     pub steps_max: u32,
     /// How long one step may take. Defaults to 5 s; from 10 ms to 5 minutes.
     pub step_timeout: Duration,
@@ -93,8 +93,8 @@ pub struct CleanupSettings {
     /// After the last copy; records that were forgotten are kept as long. Defaults to 30 days; at least 1 day.
     pub dead_letters_kept: Duration,
     /// Defaults to 1 year; at least 1 day. Starts of workers are kept as long, and longer while anything names them. A
-    /// database with roles may keep both for longer, so that a login for cleanup cannot remove what it did: PostgreSQL 30
-    /// days.
+    /// database with roles may keep both for longer, so that a login for cleanup cannot remove its own traces: PostgreSQL
+    /// 30 days.
     pub audit_kept: Duration,
 }
 
@@ -232,7 +232,7 @@ pub struct LastCleanup {
 /// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`] runs it.
 ///
 /// # Contract
-/// 1. A step is one transaction. It removes only what has expired by the database's clock, at most
+/// 1. A step is one transaction. It removes only rows that have expired by the database's clock, at most
 ///    [`Removal::rows_max`] rows, and locks none beforehand.
 /// 2. Of all cleaners of one schema, one removes at a time; the others answer [`Removed::Elsewhere`] at once.
 /// 3. Each call is bounded in time, may be repeated after any error, and connects anew where that is needed.

@@ -1,5 +1,5 @@
 //! Time. Deadlines use tokio's clock, which never jumps and which tests can pause; expiry, and the age of messages and
-//! records, go by the database's. The wall clock of the process is never asked, so it may jump as it likes (J14).
+//! records, go by the database's. The wall clock of the process is never read, so it may jump (J14).
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -8,17 +8,17 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The database's clock, as far as it can be told without asking: what it last said, and how long ago that was.
+/// The database's clock without a query: its last reading, and the time since then.
 #[derive(Debug)]
 pub(crate) struct DatabaseClock(Mutex<(SystemTime, Instant)>);
 
 impl DatabaseClock {
-    /// One that the database has said nothing to yet.
+    /// A clock without a reading yet.
     pub(crate) fn new() -> Self {
         Self(Mutex::new((SystemTime::UNIX_EPOCH, Instant::now())))
     }
 
-    /// The database said that it is `now`.
+    /// Notes a reading of the database's clock.
     pub(crate) fn set(&self, now: SystemTime) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (now, Instant::now());
     }

@@ -1,11 +1,11 @@
-//! Every setting with its default, unit and limits. `build()` refuses what breaks a rule, and names field, value, rule.
+//! Every setting with its default, unit and limits. `build()` refuses a value that breaks a rule, and names field, value, rule.
 
 use std::time::Duration;
 
 use crate::{cleanup::CleanupSettings, error::ConfigError, retry::RetryPolicy, store::Retention};
 
-/// A handler's effects beside the writes through its transaction. There is no default: the one who writes the handler
-/// knows, and batches are safe only for the first kind.
+/// A handler's effects beside the writes through its transaction. There is no default: only the handler's author knows,
+/// and batches are safe only for the first kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effects {
     /// Nothing: batches may run again as a whole.
@@ -24,8 +24,9 @@ pub enum Concurrency {
     /// At once, on the transaction that they share, so that their statements travel together: much faster where the
     /// database is a network away. Those of one ordering key still run one after the other.
     ///
-    /// It needs a store that shares its transaction, and handlers that do not mind each other's uncommitted writes: one
-    /// that reads a row and then writes it back can undo a neighbour's write between the two. See the store's own words.
+    /// It needs a store that shares its transaction, and handlers that tolerate each other's uncommitted writes: one
+    /// that reads a row and then writes it back can undo a neighbour's write between the two. See the store's
+    /// documentation.
     Pipelined {
         /// How many run at once. From 1 to 10,000; [`Concurrency::pipelined`] says 100.
         at_once: usize,
@@ -52,13 +53,13 @@ pub enum OnConflict {
     Halt,
 }
 
-/// The policy for a dead letter whose payload neither the database nor a publisher has. Whichever
-/// it is, the message is not acknowledged.
+/// The policy for a dead letter whose payload neither the database nor a publisher has. Under neither is the message
+/// acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnUnkeepable {
-    /// It is held, alone or with what follows it in its ordering key, and the others go on. It is looked at again after
-    /// each back-off, and settled once a publisher confirms it or an operator accepts the loss; where the broker does not
-    /// wait that long, it is given back.
+    /// It is held, alone or with the messages behind it in its ordering key, and the others go on. It is looked at again
+    /// after each back-off, and settled once a publisher confirms it or an operator accepts the loss; where the broker
+    /// does not wait that long, it is given back.
     #[default]
     Hold,
     /// The consumer halts, with all its tenants, until an operator resumes it.
@@ -104,7 +105,7 @@ pub struct ConsumerSettings {
     /// The most bytes of all names and values of one message's headers. Defaults to 64 KiB; from 1 byte to 1 GiB. A
     /// message with more is dead-lettered as `too-large`.
     pub headers_bytes_max: usize,
-    /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
+    /// How many units run side by side. Defaults to the cores, at most 4 and at most the store's own limit.
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
     pub handlers: Concurrency,
@@ -112,27 +113,27 @@ pub struct ConsumerSettings {
     /// [`Effects::Outside`] it is always so.
     pub units_of_one: bool,
     /// How many messages of calls that come together share a unit at most; from 2 to 1,000. `None`, the default: each call has
-    /// its own. It is for programs with receive loops of their own: a worker batches what it receives.
+    /// its own. It is for programs with receive loops of their own: a worker batches its messages.
     pub shared_unit_max: Option<usize>,
 }
 
-/// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
-/// otherwise.
+/// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, the default limit of Kafka and SQS.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// The default of [`WorkerSettings::dead_letter_payload_bytes_max`]: 32 MiB, which is above what brokers take unless they
-/// are told otherwise: 1 MiB on Kafka and SQS, 16 MiB on RabbitMQ 4. RabbitMQ 3 takes up to 128 MiB; to keep those too,
-/// raise the setting, and with it the memory of the process.
+/// The default of [`WorkerSettings::dead_letter_payload_bytes_max`]: 32 MiB, above the brokers' default limits: 1 MiB on
+/// Kafka and SQS, 16 MiB on RabbitMQ 4. RabbitMQ 3 takes up to 128 MiB; to keep those too, raise the setting, and with it
+/// the memory of the process.
 pub const DEAD_LETTER_PAYLOAD_BYTES_MAX: usize = 32 << 20;
 
-/// The default of [`WorkerSettings::dead_letters_bytes_max`]: 4 GiB. It is on by default, because a disk that is full stops
-/// every consumer and whatever else is in the database, while a quota that is used up makes one consumer's bad messages wait.
-/// It is far above what people look through: four thousand dead letters of 1 MiB, or two million of 1 KiB.
+/// The default of [`WorkerSettings::dead_letters_bytes_max`]: 4 GiB. It is on by default, because a full disk stops every
+/// consumer and everything else in the database, while a quota that is used up makes one consumer's bad messages wait. It is
+/// more than people look through: four thousand dead letters of 1 MiB, or two million of 1 KiB.
 pub const DEAD_LETTERS_BYTES_MAX: u64 = 4 << 30;
 
 /// The largest payload that any setting allows, to be handled or to be kept: 256 MiB. A value of PostgreSQL's ends at
-/// 1 GB, and tools such as `pg_dump` write bytes as hexadecimal text of twice the length, beside a copy of their own; what
-/// is kept must also be got out again. Storing a payload takes about three times its length in memory for a moment.
+/// 1 GB, and tools such as `pg_dump` write bytes as hexadecimal text of twice the length, beside a copy of their own; a
+/// payload that is kept must also be readable again. Storing a payload takes about three times its length in memory for a
+/// moment.
 pub const PAYLOAD_BYTES_CAP: usize = 256 << 20;
 
 /// The default of [`ConsumerSettings::answers_for`], where the retention is not shorter.
@@ -233,17 +234,17 @@ pub struct WorkerSettings {
     pub in_flight_bytes: usize,
     /// Attempts and back-off.
     pub retry: RetryPolicy,
-    /// How long a message waits, without being charged, for what the database answers that it cannot serve now, such as a
-    /// statement on a table that a deploy has yet to bring; after that each failure counts as an attempt. As long a message that
-    /// may end the process waits for a broker that does not take what is settled; after that it runs. And as long a dead letter
-    /// whose row has its payload waits to be confirmed by its topic or queue; after that the row alone has it. Defaults to 1
-    /// hour, and to half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
+    /// How long a message waits, without being charged, while the database answers that it cannot serve a statement now, such
+    /// as one on a table that a deploy has yet to create; after that each failure counts as an attempt. A message that may end
+    /// the process waits as long for a broker that does not take settlements, and then runs. A dead letter whose row has its
+    /// payload waits as long for its topic or queue to confirm it; after that the row alone has it. Defaults to 1 hour, and to
+    /// half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
     pub database_wait_max: Duration,
     /// Defaults to dead letter.
     pub on_conflict: OnConflict,
     /// Defaults to process.
     pub older_than_retention: OlderThanRetention,
-    /// How long a stop waits for what is running. Defaults to 20 s.
+    /// How long a stop waits for running units. Defaults to 20 s.
     pub drain: Duration,
     /// How long the start waits for a database or broker that cannot be reached. Defaults to 2 minutes.
     pub startup_timeout: Duration,
@@ -253,9 +254,9 @@ pub struct WorkerSettings {
     pub breaker: bool,
     /// How often the controls that operators set are read. Defaults to 2 s; at most 5 s.
     pub control_every: Duration,
-    /// After how long with intake closed (a pause, a database that is down, an open breaker) the subscription ends and
-    /// what was not begun goes back, where the [source](crate::source::SourceCapabilities::pauses) asks for that. Defaults to 5 s;
-    /// from 1 ms to 12 hours.
+    /// After how long with intake closed (a pause, a database that is down, an open breaker) the subscription ends and messages
+    /// that were not begun go back, where the [source](crate::source::SourceCapabilities::pauses) asks for that. Defaults to
+    /// 5 s; from 1 ms to 12 hours.
     pub give_back_after: Duration,
     /// Ends the run once the source is at its end and nothing is unsettled for this long. Defaults to never.
     pub until_idle: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Messages that are set aside: why, as what they are stored and published, and how they are replayed.
+//! Messages that are set aside: why, in which form they are stored and published, and how they are replayed.
 
 mod identity;
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The key or the payload is not what it must be.
+    /// The key or the payload is not valid.
     Malformed,
     /// The message has no key.
     MissingKey,
@@ -182,7 +182,7 @@ pub struct StoredDeadLetter {
     pub replayed: Option<String>,
 }
 
-/// A dead letter that somebody wants handled again.
+/// A dead letter whose replay was requested.
 #[derive(Debug, Clone)]
 pub struct Replay {
     /// Its number.
@@ -240,8 +240,8 @@ pub trait Publisher: Send + Sync + 'static {
     /// the broker carries no such message, a text that says so takes its place.
     ///
     /// # Errors
-    /// Whatever is not a confirmation: refused, returned as unroutable, timed out. The original is then not
-    /// acknowledged, and the dead letter is published again later; receivers may see it more than once. Where that goes on for
+    /// Any outcome but a confirmation: refused, returned as unroutable, timed out. The original is then not acknowledged, and
+    /// the dead letter is published again later; receivers may see it more than once. Where that goes on for
     /// [`database_wait_max`](crate::WorkerSettings::database_wait_max), the row alone is the dead letter if it has the payload.
     /// [`SourceError::DoesNotFit`] where the topic or queue can never take this one: where the row has the payload, a copy
     /// without it is published instead, and where that does not fit either the row alone is the dead letter.
@@ -282,7 +282,7 @@ pub const FACTS: [&str; 7] = [
 ];
 
 /// The headers or attributes of a published dead letter: the message's own, and why it was set aside. A header of the
-/// message that has one of their names gives way, because a repeated key would be malformed to whoever reads it next.
+/// message that has one of their names gives way, because the next reader would find a repeated key malformed.
 #[must_use]
 pub fn headers(dead_letter: &DeadLetter) -> Headers {
     let own = dead_letter.message.headers();

@@ -4,20 +4,20 @@ use std::{error::Error, fmt, time::Duration};
 
 use crate::{key::IdempotencyKey, message::ConsumerName};
 
-/// Any error, boxed: what a driver or a handler hands to the engine.
+/// Any error, boxed, as drivers and handlers hand it to the engine.
 pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
 /// The class of an error, by which the engine decides. Every store and source maps its own errors to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
-    /// Two units got into each other's way (deadlock, serialization failure, a stale cached plan): the same unit runs
-    /// again at once, a bounded number of times, and nobody is charged an attempt.
+    /// Two units conflicted (deadlock, serialization failure, a stale cached plan): the same unit runs again at once, a
+    /// bounded number of times, and no message is charged an attempt.
     RunUnitAgain,
     /// The message may succeed later: it is held for a back-off and charged an attempt.
     Transient,
     /// The message can never succeed: it is dead-lettered without another attempt.
     Permanent,
-    /// The database or broker cannot serve anybody now (unreachable, restarting, full, a table missing during a
+    /// The database or broker cannot serve any request now (unreachable, restarting, full, a table missing during a
     /// deploy): nothing is charged, nothing is dead-lettered, work waits.
     Infrastructure,
     /// Nothing will work until a person changes a setting, a grant or the schema: the worker stops with the cure.
@@ -52,7 +52,7 @@ pub enum StoreError {
     /// A deadlock or a serialization failure rolled the unit back.
     #[error("the unit conflicted with another transaction while {doing}; it was rolled back and runs again")]
     Contended {
-        /// What idem was doing.
+        /// idem's own step, as a gerund.
         doing: &'static str,
         /// The driver's error.
         #[source]
@@ -63,15 +63,15 @@ pub enum StoreError {
     Schema {
         /// The missing or different part, with both values.
         problem: String,
-        /// What to do, as a command or a statement.
+        /// The cure, as a command or a statement.
         cure: String,
     },
     /// A setting of the server, the role or the store makes the guarantee impossible.
     #[error("{problem}. {cure}")]
     Refused {
-        /// What is wrong, with the setting's name and value.
+        /// The problem, with the setting's name and value.
         problem: String,
-        /// What to do.
+        /// The cure.
         cure: String,
     },
     /// The consumer's name is bound to another source, handler or rule.
@@ -97,7 +97,7 @@ pub enum StoreError {
         #[source]
         source: Option<BoxError>,
     },
-    /// The store does not offer what was asked for.
+    /// The store lacks a capability that was asked for.
     #[error("this store cannot {what}")]
     Unsupported {
         /// The missing capability.
@@ -106,7 +106,7 @@ pub enum StoreError {
     /// A statement failed in a way that says nothing about the database's health.
     #[error("{doing} failed")]
     Failed {
-        /// What idem was doing.
+        /// idem's own step, as a gerund.
         doing: &'static str,
         /// The class that the driver's error was given.
         class: ErrorClass,
@@ -163,10 +163,10 @@ impl StoreError {
 pub enum ClaimError {
     /// Another unit holds at least one of the keys, and did not let go within the busy timeout. Which key is not
     /// known, because the server aborts the whole transaction: claim them one by one.
-    #[error("somebody else holds a key of this unit")]
+    #[error("another unit holds a key of this unit")]
     Held,
-    /// Three rounds of claiming neither inserted a key nor found who has it: a trigger, rule or row-level policy on
-    /// `processed_messages` swallows the rows, or a claim denies what it has inserted. Nothing is a duplicate by that.
+    /// Three rounds of claiming neither inserted a key nor found its record: a trigger, rule or row-level policy on
+    /// `processed_messages` swallows the rows, or a claim denies its own inserts. Nothing is a duplicate by that.
     #[error(
         "key {key} was neither inserted nor found in processed_messages: look for a trigger, a rule or a row security policy on that table, which suppresses rows, and for functions of another role in the search_path (`idem doctor` names them)"
     )]
@@ -208,18 +208,18 @@ pub enum SourceError {
     /// The broker refuses: unknown queue or topic, missing rights, a dangerous setting.
     #[error("{problem}. {cure}")]
     Refused {
-        /// What is wrong, with the setting's name and value.
+        /// The problem, with the setting's name and value.
         problem: String,
-        /// What to do.
+        /// The cure.
         cure: String,
     },
     /// A topic or queue cannot take this one message, whenever it is asked: it is too large, or of a kind that the broker
-    /// does not carry. Others are not concerned. Publishers answer it.
+    /// does not carry. Others are not affected. Publishers answer it.
     #[error("{problem}. {cure}")]
     DoesNotFit {
-        /// What is too large or cannot be carried, and which limit of which topic or queue it breaks.
+        /// The part that is too large or cannot be carried, and the limit that it breaks, with its topic or queue.
         problem: String,
-        /// What to do so that the next one fits.
+        /// The cure, so that the next one fits.
         cure: String,
     },
 }

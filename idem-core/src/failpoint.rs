@@ -53,13 +53,13 @@ points! {
     ISOLATE = "isolate",
     /// Between two steps of cleanup.
     CLEAN_CHUNK = "clean_chunk",
-    /// A relay has events that nobody has sent yet.
+    /// A relay has taken events, and has not sent them yet.
     RELAY_TAKEN = "relay_taken",
-    /// A destination has answered for events, and nobody has noted it.
+    /// A destination has answered for events, and the answer is not noted yet.
     RELAY_CONFIRMED = "relay_confirmed",
-    /// It is noted what became of them.
+    /// The outcome of the events is noted.
     RELAY_SETTLED = "relay_settled",
-    /// Intake has stopped, and what is running is being finished.
+    /// Intake has stopped, and running messages are being finished.
     DRAIN = "drain",
 }
 
@@ -142,10 +142,10 @@ mod armed {
         Some(armed.action.clone())
     }
 
-    /// Does what the failpoint is armed with. A process that a test can kill may be killed here.
+    /// Takes the action that the failpoint is armed with. A process that a test can kill may be killed here.
     ///
-    /// What is rare is in a box, so that a failpoint that is compiled in and not armed has no room of its own in the futures
-    /// around it.
+    /// The rare cases are boxed, so that a failpoint that is compiled in and not armed adds nothing to the futures around
+    /// it.
     pub async fn hit(point: &'static str) -> Result<(), Injected> {
         let (action, life) = (due(point), Life::current());
         if action.is_none() && life.is_none() {

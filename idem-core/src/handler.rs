@@ -26,11 +26,11 @@ use crate::{
 /// # Contract
 /// 1. Everything that must happen exactly once is written through `tx`. Calls over another connection or to another
 ///    system happen at least once; see [`Effects::Outside`](crate::Effects) and [`Message::derived_key`].
-/// 2. The handler neither commits nor rolls back the transaction; nested ones (savepoints) are its own affair, and end
-///    before it returns.
+/// 2. The handler neither commits nor rolls back the transaction; nested ones (savepoints) are allowed, and end before
+///    it returns.
 /// 3. An error leaves nothing behind: the transaction is rolled back, and the message runs again or is dead-lettered.
-/// 4. A transaction is shared by the messages of one unit, so what a handler sets for it (`SET LOCAL`, `set_config(…, true)`)
-///    holds for those after it, and what it sets for the session (`SET`) for all units of that session to come. A handler that
+/// 4. A transaction is shared by the messages of one unit, so a handler's settings for it (`SET LOCAL`, `set_config(…, true)`)
+///    hold for those after it, and its settings for the session (`SET`) for all later units of that session. A handler that
 ///    sets something sets it for every message before it reads or writes anything, or asks for units of one message
 ///    ([`units_of_one`](crate::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
 ///    refused at the seal.
@@ -64,16 +64,16 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
     /// Handles `message`, writing through `tx`.
     fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> impl Future<Output = Result<(), HandlerError>> + Send;
 
-    /// Where the type stands by which this handler decides what to do, which then belongs to what is hashed: the same key
-    /// and payload of another type is a conflict. `None`, the default, for a handler that goes by the payload alone. A
-    /// handler around a [`Router`](crate::Router) answers what the router does.
+    /// The place of the type by which this handler decides what to do. The type is then hashed with the payload: the same
+    /// key and payload of another type is a conflict. `None`, the default, for a handler that goes by the payload alone.
+    /// A handler around a [`Router`](crate::Router) answers the router's place.
     fn dispatches_by(&self) -> Option<TypePlace> {
         None
     }
 
     /// Runs `function` around each call of this handler, as layers do it in tower: an
     /// `async fn(Next<'_, S>, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form, which
-    /// calls [`Next::run`]. What it writes through `tx` is of the same transaction. Several are run outermost last.
+    /// calls [`Next::run`]. Its writes through `tx` are part of the same transaction. Several are run outermost last.
     ///
     /// ```
     /// use idem_core::{Handler, HandlerError, Message, Next, Router, Store, Tx, handler_fn};
@@ -181,7 +181,7 @@ impl TypePlace {
         self.read(message).unwrap_or_default()
     }
 
-    /// The same, where a payload in which nobody can tell what the type is is an error.
+    /// The same, with an error for a payload whose type cannot be determined.
     pub(crate) fn read<'a>(&self, message: &'a Message) -> Result<Option<Cow<'a, str>>, DecodePayloadError> {
         let member = match self {
             Self::Message => return Ok(message.message_type().map(Cow::Borrowed)),
@@ -278,7 +278,7 @@ pub(crate) enum Handled<T> {
     TimedOut,
 }
 
-/// The work of a consumer: one of the two kinds of handler, or what each call brings along.
+/// The work of a consumer: one of the two kinds of handler, or the work that each call brings along.
 pub(crate) enum Work<S: Store> {
     Each(BoxHandler<S>),
     Batch(Arc<dyn DynBatchHandler<S>>),

@@ -1,4 +1,4 @@
-//! The hash of a payload, by which a reused key with another payload is told from a duplicate.
+//! The hash of a payload, by which a reused key with another payload is distinguished from a duplicate.
 
 use std::{fmt, sync::Arc};
 
@@ -68,15 +68,15 @@ pub trait PayloadHasher: Send + Sync + fmt::Debug + 'static {
     /// The hash of the message's payload.
     ///
     /// # Errors
-    /// [`HashPayloadError`] where the payload is not what the rule needs, such as JSON.
+    /// [`HashPayloadError`] where the payload lacks the form that the rule needs, such as JSON.
     fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError>;
 
     /// Name, version and parameters as one text. It is interned and stored with every record, so a rule that can give
     /// another hash for the same payload needs another text.
     fn rule(&self) -> String;
 
-    /// Further hashes that a record of this payload may have under this very rule, such as one that the rule gave before the settings
-    /// were changed that it is made from. Asked for only when [`hash`](Self::hash) is not the record's. Defaults to none.
+    /// Further hashes that a record of this payload may have under this very rule, such as one from before a change of the
+    /// rule's settings. Asked for only when [`hash`](Self::hash) is not the record's. Defaults to none.
     fn also(&self, message: &Message) -> Vec<PayloadHash> {
         let _ = message;
         Vec::new()
@@ -293,7 +293,7 @@ impl PayloadHasher for WithType {
     }
 }
 
-/// The rule of records that somebody else made, without a hash, and that were brought over: every payload equals
+/// The rule of records that were imported from another system, without a hash: every payload equals
 /// [`PayloadHash::NONE`], so that the key alone makes a redelivery a duplicate. Every build knows it.
 #[derive(Debug, Clone, Copy)]
 pub struct Unhashed;
@@ -314,8 +314,8 @@ pub struct HashFn<F> {
     function: F,
 }
 
-/// A hash from a function that writes what counts of a message; its SHA-256 is taken here. `name` is stored with
-/// every record: change it when the function writes something else for the same payload.
+/// A hash from a function that writes the parts of a message that count; its SHA-256 is taken here. `name` is stored
+/// with every record: change it when the function writes something else for the same payload.
 pub fn hash_fn<F>(name: &str, function: F) -> HashFn<F>
 where
     F: Fn(&Message) -> Result<Vec<u8>, HashPayloadError> + Send + Sync + 'static,

@@ -16,7 +16,7 @@ pub(crate) const DEPTH_MAX: usize = 64;
 
 /// Counts brackets outside of strings, so that no parser has to recurse to find out.
 pub(crate) fn deeper_than_max(json: &[u8]) -> bool {
-    // Nearly every payload has so few brackets that it cannot be, which is told many bytes at a time.
+    // Nearly every payload has so few brackets that it cannot be, which this checks many bytes at a time.
     if json.iter().filter(|byte| matches!(byte, b'{' | b'[')).count() <= DEPTH_MAX {
         return false;
     }

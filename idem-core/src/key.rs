@@ -381,7 +381,7 @@ impl KeySource for CloudEvent {
     }
 }
 
-/// Two keys as one: the length of the first keeps `a` + `bc` and `ab` + `c` apart. What would be longer than a key may
+/// Two keys as one: the length of the first keeps `a` + `bc` and `ab` + `c` apart. A text that is longer than a key may
 /// be is replaced by its SHA-256; both forms start differently, so neither can imitate the other.
 fn join(first: &str, second: &str) -> Result<IdempotencyKey, KeyError> {
     if first.is_empty() || second.is_empty() {
@@ -550,7 +550,7 @@ pub enum KeyPolicy {
     #[default]
     Token,
     /// A UUID in RFC 9562's notation, written in lower case whatever the case it came in; nil and max are refused,
-    /// because an id that nobody set would make every message a duplicate.
+    /// because an unset id would make every message a duplicate.
     Uuid,
     /// As [`KeyPolicy::Uuid`], and the version (1 to 8) and variant must be those of RFC 9562.
     UuidStrict,

@@ -1,4 +1,4 @@
-//! A message as the broker delivered it: payload, headers, and what identifies it.
+//! A message as the broker delivered it: payload, headers and identity.
 
 mod headers;
 mod senders_key;
@@ -179,7 +179,7 @@ impl fmt::Debug for Origin {
 }
 
 /// The header under which a source hands over, as bytes, headers or properties that its client cannot read. A message that
-/// has it is set aside as malformed, because nobody knows what the rest of it was.
+/// has it is set aside as malformed, because the rest of it is unknown.
 pub const UNREADABLE_HEADERS: &str = "idem-unreadable";
 
 /// Facts that core adds to a message before a handler sees it.
@@ -191,7 +191,7 @@ pub(crate) struct Identity {
     pub(crate) key: Option<IdempotencyKey>,
 }
 
-/// One message: what the producer sent, and what the broker says of it.
+/// One message, as the producer sent it, with the broker's facts about it.
 ///
 /// `Debug` prints sizes and a prefix of the payload's SHA-256, never the payload or a header's value.
 #[derive(Clone, PartialEq, Eq)]
@@ -217,8 +217,8 @@ struct Parts {
     original: Original,
 }
 
-/// What the broker's client had, if its source kept it, and how many bytes that takes. It is no part of what two messages
-/// are compared by.
+/// The message as the broker's client had it, if its source kept that, and the bytes that it takes. Comparing two
+/// messages ignores it.
 #[derive(Clone, Default)]
 struct Original {
     of: Option<Arc<dyn Any + Send + Sync>>,
@@ -313,8 +313,8 @@ impl Message {
         self
     }
 
-    /// Sets what a source wants its own publisher to have back where the message becomes a dead letter, such as the types of
-    /// attributes. Core does not look at it, handlers have no use for it, and no store keeps it.
+    /// Sets properties that a source's own publisher needs again where the message becomes a dead letter, such as the types
+    /// of attributes. Core does not read them, handlers have no use for them, and no store keeps them.
     #[must_use]
     pub fn with_broker_properties(mut self, properties: impl Into<Box<[u8]>>) -> Self {
         self.parts.broker_properties = Some(properties.into());
@@ -341,8 +341,8 @@ impl Message {
         self
     }
 
-    /// Keeps what the broker's client had of the message beyond this type, such as the types of its headers, for a
-    /// [`Publisher`](crate::Publisher) of the same broker. It takes about so many bytes of memory.
+    /// Keeps the message as the broker's client had it, with parts that this type lacks, such as the types of its
+    /// headers, for a [`Publisher`](crate::Publisher) of the same broker. It takes about `bytes` bytes of memory.
     #[must_use]
     pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
         self.parts.original = Original { of: Some(original), bytes };
@@ -350,8 +350,8 @@ impl Message {
     }
 
     /// Marks a message that its source could not read as a whole, such as headers whose names are no text. The engine sets
-    /// it aside as malformed, with what could be read of it, and asks neither key source nor handler. `problem` says what is
-    /// wrong, as the end of "the message cannot be read: …", and quotes no content.
+    /// it aside as malformed, with the parts that could be read, and calls neither key source nor handler. `problem` ends
+    /// the sentence "the message cannot be read: …", and quotes no content.
     #[must_use]
     pub fn with_problem(mut self, problem: &str) -> Self {
         self.parts.problem = Some(problem.into());
@@ -422,9 +422,9 @@ impl Message {
         &self.parts.origin
     }
 
-    /// The origin, told apart from the earlier lives of the same place. A broker that uses a place again gives ids that
-    /// begin with it and go on with what tells the lives apart (Kafka: `topic/partition/offset@timestamp`). Both outlive a
-    /// dead letter's way through its table, so a replay has the same place as its first delivery.
+    /// The origin, distinguished from earlier lives of the same place. A broker that uses a place again gives ids that
+    /// begin with it and go on with a mark of its life (Kafka: `topic/partition/offset@timestamp`). Both outlive a dead
+    /// letter's way through its table, so a replay has the same place as its first delivery.
     pub(crate) fn place(&self) -> &str {
         let origin = self.parts.origin.as_str();
         self.id().filter(|id| !origin.is_empty() && id.starts_with(origin)).unwrap_or(origin)
@@ -456,7 +456,7 @@ impl Message {
         self.parts.identity.as_ref()?.key.as_ref()
     }
 
-    /// What ids that are derived from this message begin with: tenant, consumer and key; `None` where it has no key.
+    /// The parts with which ids that are derived from this message begin: tenant, consumer and key; `None` where it has no key.
     pub(crate) fn cause(&self) -> Option<(&Tenant, &ConsumerName, &IdempotencyKey)> {
         let identity = self.parts.identity.as_ref()?;
         Some((&identity.tenant, &identity.derives_as, identity.key.as_ref()?))
@@ -515,7 +515,7 @@ impl Message {
         form.text(self.derived_key(label))
     }
 
-    /// How many bytes of memory the payload, headers and keys take, by which what is in flight is bounded.
+    /// How many bytes of memory the payload, headers and keys take, by which messages in flight are bounded.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
@@ -587,7 +587,7 @@ impl DecodePayloadError {
     }
 }
 
-/// How the texts of serde's own errors begin that end with what the program expected. An error of a type's own decoder
+/// The beginnings of serde's own error texts that end with the program's expectation. An error of a type's own decoder
 /// may quote the payload anywhere.
 const OWN_TEXTS: [&str; 5] =
     ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant ", "unknown field "];

@@ -69,7 +69,7 @@ pub(crate) enum Verdict {
 pub enum ConflictKind {
     /// The hashes differ under one rule.
     OtherPayload,
-    /// The record was hashed by a rule that this build does not know, so nobody can tell.
+    /// The record was hashed by a rule that this build does not know, so the payloads cannot be compared.
     UnknownRule,
 }
 
@@ -187,7 +187,7 @@ impl fmt::Display for Failure {
 /// ```
 /// # use idem_core::Decision;
 /// # fn answer(decision: Decision) -> bool {
-/// // In somebody else's loop: what has no proof goes back to the broker.
+/// // In a receive loop of your own: a message without a proof goes back to the broker.
 /// decision.into_durable().is_some()
 /// # }
 /// ```
@@ -242,7 +242,7 @@ pub enum Settle {
         after: Duration,
     },
     /// Take the message off the queue, because it is kept as a dead letter. To most brokers this is an
-    /// acknowledgement; one that knows a rejection may be told so.
+    /// acknowledgement; a broker that knows rejections may get one.
     DeadLetter(Durable),
 }
 

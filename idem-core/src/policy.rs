@@ -1,10 +1,10 @@
-//! Decides what follows a failure: a pure function from a message's state and the failure seen, to an action.
+//! Decides the action after a failure: a pure function from a message's state and the failure seen, to an action.
 //!
 //! A worker's lane and [`DedupConsumer::process`](crate::DedupConsumer::process) both ask it. It knows no store, no broker and
-//! no clock, so that whoever drives messages some other way can ask it too. `policy/table.txt` lists every answer.
+//! no clock, so that any other driver of messages can ask it too. `policy/table.txt` lists every answer.
 //!
-//! Where a handler fails in a unit of several messages, or somebody holds a key of it, nothing is decided yet: its messages
-//! run alone, and what happens then is seen here.
+//! Where a handler fails in a unit of several messages, or another unit holds a key of it, nothing is decided yet: its
+//! messages run alone, and a failure then comes here.
 
 use crate::{
     bugs::{self, Bug},
@@ -15,7 +15,7 @@ use crate::{
 /// a server that is moved or updated.
 const OUTAGES_MAX: u32 = 2;
 
-/// How often a unit runs again as it is, because another transaction was in its way, before its messages run alone.
+/// How often a unit runs again as it is, after conflicts with other transactions, before its messages run alone.
 const AGAIN_MAX: u32 = 3;
 
 /// The state of the message, or of the unit of several, that failed.
@@ -25,7 +25,7 @@ pub(crate) struct Known {
     pub(crate) attempt: u32,
     /// The attempts that a message gets.
     pub(crate) attempts_max: u32,
-    /// How often in a row it ran again because another transaction was in its way.
+    /// How often in a row it ran again after a conflict with another transaction.
     pub(crate) again: u32,
     /// Connections that were lost under its handler when it ran alone.
     pub(crate) lost: u32,
@@ -46,11 +46,11 @@ pub(crate) enum Seen {
     DatabaseAnswers,
     /// After that the database was asked over another connection, and did not answer.
     DatabaseDown,
-    /// Another transaction was in the way, and the unit was rolled back.
+    /// The unit conflicted with another transaction, and was rolled back.
     Contended,
     /// Another unit holds the message's key.
     Held,
-    /// The store neither inserted a key nor found who has it.
+    /// The store neither inserted a key nor found its record.
     NoWinner,
     /// The answer to the commit was lost.
     CommitUnanswered,
@@ -58,14 +58,14 @@ pub(crate) enum Seen {
     BookkeepingFailed(ErrorClass),
 }
 
-/// What to do.
+/// The action to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Run the same unit again at once.
     RunAgain,
     /// Run each of its messages alone, its attempt counted before it runs.
     RunAlone,
-    /// Claim again over a new connection, which tells how the commit ended.
+    /// Claim again over a new connection, which shows how the commit ended.
     ClaimAgain,
     /// Ask over another connection whether the database answers, and decide by that.
     AskTheDatabase,
@@ -95,7 +95,8 @@ pub enum WaitCause {
     Bookkeeping,
     /// A topic or queue that has not confirmed its dead letter yet.
     Publisher,
-    /// The broker, which has not taken yet what is settled: the message may kill the process, and that would come back with it.
+    /// The broker, which has not taken the settlements yet: the message may kill the process, and settled messages would come
+    /// back with it.
     Broker,
     /// A person, because neither the database nor a publisher can keep it.
     Unkeepable,
@@ -163,7 +164,7 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
         // Once may be an operator, a pooler or a restart; twice in a row is the message's own statement.
         Seen::DatabaseAnswers if known.lost == 0 => Action::Wait(WaitCause::Database),
         Seen::DatabaseAnswers => charge(known),
-        // An outage charges nobody, but what comes with one message again and again is that message's doing (D42).
+        // An outage charges no message, but one that comes with the same message again and again is its doing (D42).
         Seen::DatabaseDown if known.lost < OUTAGES_MAX => Action::AwaitTheDatabase,
         Seen::DatabaseDown => charge(known),
 

@@ -56,12 +56,12 @@ pub struct UnknownTypeError(pub Option<String>);
 /// ```
 ///
 /// # The type and the key
-/// The type belongs to what is hashed (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
+/// The type is hashed with the payload (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
 /// under a key that was used before is a conflict, set aside and never taken for a duplicate. Where one key names several
 /// operations that are all to run, such as an order that is placed and later cancelled, the type belongs to the *key*:
 /// [`Join`](crate::key::Join) of [`MessageType`](crate::key::MessageType) and the key, `--key join(type,…)` in a worker.
 ///
-/// A consumer that gets a router later starts as before. What it recorded without the type is compared without it.
+/// A consumer that gets a router later starts as before. Records that it made without the type are compared without it.
 ///
 /// A router among the handlers of another one goes by the place that the outer one goes by: only that place is hashed.
 pub struct Router<S: Store> {

@@ -17,52 +17,52 @@ pub type Tables = BTreeMap<String, Vec<Row>>;
 /// Makes databases of a kind.
 ///
 /// # Contract
-/// 1. Each [`create`](Self::create) makes another database, which nobody else uses: idem's tables and the application's, as
-///    they are before the first message.
-/// 2. [`tables`](Self::tables) reads what is committed, and leaves nothing out but what is idem's.
+/// 1. Each [`create`](Self::create) makes another database, which nothing else uses: idem's tables and the application's,
+///    as they are before the first message.
+/// 2. [`tables`](Self::tables) reads committed rows, and leaves out nothing but idem's tables.
 pub trait Scratch: Send + Sync + 'static {
     /// The store that handlers run on.
     type Store: Store;
-    /// What it takes to connect to one of the databases.
+    /// The address of one of the databases.
     type Address: Clone + Send + Sync + 'static;
 
     /// Makes a database.
     ///
     /// # Errors
-    /// Whatever the server says, with the cure where there is one.
+    /// The server's error, with the cure where there is one.
     fn create(&self) -> impl Future<Output = Result<Self::Address, BoxError>> + Send;
 
-    /// What a person calls it who wants to look at it; `None` where nothing is left to look at.
+    /// Its name for a person who wants to look at it; `None` where nothing is left to look at.
     fn describe(&self, address: &Self::Address) -> Option<String>;
 
     /// A store on it, as another process has it.
     ///
     /// # Errors
-    /// Whatever the server says.
+    /// The server's error.
     fn connect(&self, address: &Self::Address) -> impl Future<Output = Result<Arc<Self::Store>, BoxError>> + Send;
 
-    /// What the application's tables hold.
+    /// The content of the application's tables.
     ///
     /// # Errors
-    /// Whatever the server says.
+    /// The server's error.
     fn tables(&self, address: &Self::Address) -> impl Future<Output = Result<Tables, BoxError>> + Send;
 
-    /// Changes what nobody may rely on and a rollback leaves changed: the next values of sequences.
+    /// Changes values on which no handler may rely and which a rollback leaves changed: the next values of sequences.
     ///
     /// # Errors
-    /// Whatever the server says.
+    /// The server's error.
     fn disturb(&self, address: &Self::Address) -> impl Future<Output = Result<(), BoxError>> + Send;
 
     /// Has every statement that writes through `tx` fail from now on.
     fn spoil(&self, tx: &mut Tx<'_, Self::Store>) -> impl Future<Output = ()> + Send;
 
-    /// Ends what [`spoil`](Self::spoil) has begun, as far as it outlasts a rollback.
+    /// Undoes [`spoil`](Self::spoil), as far as it outlasts a rollback.
     fn mend(&self, tx: &mut Tx<'_, Self::Store>) -> impl Future<Output = ()> + Send;
 
     /// Removes a database.
     fn remove(&self, address: Self::Address) -> impl Future<Output = ()> + Send;
 
-    /// Removes what all of them have in common. None is made after it.
+    /// Removes everything that the databases share. None is made after it.
     fn finish(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

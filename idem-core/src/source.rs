@@ -1,4 +1,4 @@
-//! For those who write a source: the edge to the broker, which delivers messages and is told what became of them. Users of a
+//! For those who write a source: the edge to the broker, which delivers messages and gets their settlements. Users of a
 //! source need [`Source`] alone, which the crate's root has too.
 
 use std::{fmt, future::Future, time::Duration};
@@ -23,8 +23,9 @@ pub struct Delivery<H> {
     /// Whether the broker says that it may have delivered this message before.
     pub redelivered: bool,
     /// Whether there is reason to think that an earlier delivery ended with the process that had it. Such a message runs
-    /// alone, one at a time in the whole process, and each attempt is counted before it begins. What a worker gave back at a
-    /// stop is no reason: else a deploy would have its successor work off what it had in hand at the pace of one lane.
+    /// alone, one at a time in the whole process, and each attempt is counted before it begins. A message that a worker gave
+    /// back at a stop is no reason: else its successor in a deploy would work off the messages that were in hand at the pace
+    /// of one lane.
     pub suspect: bool,
     /// The assignment under which it was delivered.
     pub assignment: Assignment,
@@ -49,13 +50,14 @@ pub enum Received<H> {
     End,
 }
 
-/// Assignments that end. Core drops what it has not begun; whether it also waits depends on [`Revocation::drained`].
+/// Assignments that end. Core drops messages that it has not begun; whether it also waits depends on [`Revocation::drained`].
 #[derive(Debug)]
 pub struct Revocation {
     /// Those that end.
     pub assignments: Vec<Assignment>,
-    /// `Some` while the assignment is still held: what is running is finished and settled first, and then this is
-    /// answered; a dropped sender counts as an answer. `None` when it is lost already: results of its deliveries are of no use to the broker.
+    /// `Some` while the assignment is still held: running messages are finished and settled first, and then this is answered; a
+    /// dropped sender counts as an answer. `None` when it is lost already: results of its deliveries are of no use to the
+    /// broker.
     pub drained: Option<oneshot::Sender<()>>,
 }
 
@@ -79,7 +81,7 @@ pub struct Attached {
     /// How long after its first delivery the broker may deliver a message again; `None` where there is no bound or it
     /// is not known.
     pub redelivery_horizon: Option<Duration>,
-    /// How long a delivery may stay unsettled; core releases what it would hold longer.
+    /// How long a delivery may stay unsettled; core releases a message that it would hold longer.
     pub hold_max: Option<Duration>,
     /// After how many deliveries the broker itself removes a message; it must exceed our attempts.
     pub delivery_limit: Option<u32>,
@@ -97,8 +99,8 @@ impl Attached {
         Self { bound_to: bound_to.into(), ..Self::default() }
     }
 
-    /// Warns of a connection without encryption to another machine than this one: whoever is between reads passwords and
-    /// messages, and changes them. `hosts` are names or addresses, with or without a port.
+    /// Warns of a connection without encryption to another machine than this one: an attacker in between can read
+    /// passwords and messages, and change them. `hosts` are names or addresses, with or without a port.
     pub fn warn_of_plaintext<'h>(&mut self, hosts: impl IntoIterator<Item = &'h str>, cure: &str) {
         if let Some(host) = hosts.into_iter().find(|host| !is_this_machine(host)) {
             self.warnings.push(format!("the connection to the broker at {host} is in plaintext: {cure}"));
@@ -125,8 +127,8 @@ pub struct SourceCapabilities {
     /// Whether everything of one part, such as a partition, has one ordering key, so that handlers have nothing to run at
     /// once. Refused with [`Concurrency::Pipelined`](crate::Concurrency::Pipelined).
     pub ordered_by_part: bool,
-    /// Whether the broker counts what is held for long against its consumer, so that [`Source::pause`] ends the
-    /// subscription. Core then gives back what it has not begun, too.
+    /// Whether the broker counts messages that are held for long against their consumer, so that [`Source::pause`] ends
+    /// the subscription. Core then also gives back messages that it has not begun.
     pub pauses: bool,
     /// Within which time a message should be settled, where one that waits here is kept from other workers that have time
     /// for it. Core takes in a few messages, and then as many as it settles in that time; those that wait for another
@@ -179,24 +181,25 @@ pub const REFUSAL_GRACE: Duration = Duration::from_secs(30);
 ///
 /// # Contract
 /// 1. `receive` is called by one task at a time. It waits for messages, and answers early when [`Source::stop`] is
-///    called; once what was received is handed over, it answers [`Received::End`]. It is cancel safe: what a dropped
-///    call would have handed over comes with the next. `receive(0)` waits for a revocation or the end alone, because
-///    the broker's deadline for a revocation runs also while there is no room for messages.
-/// 2. A source that must keep talking to its broker does so on a task of its own, also while nobody calls `receive`.
+///    called; once all received messages are handed over, it answers [`Received::End`]. It is cancel safe: the messages
+///    of a dropped call come with the next. `receive(0)` waits for a revocation or the end alone, because the broker's
+///    deadline for a revocation runs also while there is no room for messages.
+/// 2. A source that must keep talking to its broker does so on a task of its own, also while `receive` is not called.
 /// 3. A message stays unsettled, and its delivery alive (visibility, heartbeats), until it is settled here, its
 ///    assignment ends or the broker's own limit passes.
 /// 4. `settle` is single-use per handle. A handle of an assignment that is over is [`Settled::Stale`] and never
 ///    reaches the broker.
-/// 5. A source loses nothing: whatever is not acknowledged comes back.
-/// 6. Reconnecting is the source's own affair. `receive` fails only when a person must act, or to report that the
-///    broker has been unreachable; it may then be called again. A connection that breaks ends its assignments: a source
-///    that names assignments announces them as lost before it hands over deliveries of the next.
-/// 7. A source that [pauses](SourceCapabilities::pauses) gives back what it has not handed over when [`Source::pause`] is
-///    called, and hands over no message until [`Source::resume`]. Revocations and the end come as ever, what was handed over
-///    can still be settled, and connections that break are made anew. To other sources both calls mean nothing.
-/// 8. Where `settle` only notes what the broker is told later, as with positions, [`Source::flush`] answers `Ok` once the
-///    broker has it: where the process dies right after it, nothing comes back that was settled for good before the call,
-///    but for what the broker cannot tell from an earlier message that is not finished.
+/// 5. A source loses nothing: every message that is not acknowledged comes back.
+/// 6. The source reconnects by itself. `receive` fails only when a person must act, or to report that the broker has
+///    been unreachable; it may then be called again. A connection that breaks ends its assignments: a source that names
+///    assignments announces them as lost before it hands over deliveries of the next.
+/// 7. A source that [pauses](SourceCapabilities::pauses) gives back messages that it has not handed over when
+///    [`Source::pause`] is called, and hands over no message until [`Source::resume`]. Revocations and the end come as ever,
+///    messages that were handed over can still be settled, and connections that break are made anew. To other sources both
+///    calls mean nothing.
+/// 8. Where `settle` only notes settlements that the broker gets later, as with positions, [`Source::flush`] answers `Ok`
+///    once the broker has them: where the process dies right after it, no message comes back that was settled for good
+///    before the call, except those that a position cannot skip past because an earlier message is not finished.
 pub trait Source: Send + Sync + 'static {
     /// The broker's identity of one delivery, its epoch included.
     type Handle: Send + Sync + fmt::Debug + 'static;
@@ -210,11 +213,11 @@ pub trait Source: Send + Sync + 'static {
     /// [`SourceError::Unavailable`] to be retried until the start-up time-out, [`SourceError::Refused`] at once.
     ///
     /// # Cancel safety
-    /// Core drops a call when the worker is stopped while it starts. What it leaves behind, [`Source::close`] or dropping the
-    /// source lets go of.
+    /// Core drops a call when the worker is stopped while it starts. [`Source::close`], or dropping the source, frees
+    /// anything that it leaves behind.
     fn attach(&self) -> impl Future<Output = Result<Attached, SourceError>> + Send;
 
-    /// The next messages, at most `max`, or what else happened; see the contract, number 1.
+    /// The next messages, at most `max`, or another event; see the contract, number 1.
     ///
     /// # Errors
     /// See the contract, number 6.
@@ -223,20 +226,20 @@ pub trait Source: Send + Sync + 'static {
     /// Cancel safe: nothing is lost with a dropped call.
     fn receive(&self, max: usize) -> impl Future<Output = Result<Received<Self::Handle>, SourceError>> + Send;
 
-    /// Tells the broker what became of deliveries, in this order. One answer each.
+    /// Settles deliveries with the broker, in this order. One answer each.
     ///
     /// # Cancel safety
     /// Not cancel safe: whether the broker took any of a dropped call's settlements is not known. Core drops one only where
     /// the worker itself is dropped or passes its drain deadline.
     fn settle(&self, settlements: Vec<(Self::Handle, Settle)>) -> impl Future<Output = Vec<Settled>> + Send;
 
-    /// Waits until the broker has what was settled so far; see the contract, number 8. Core asks before it runs a message that
-    /// may kill the process. A source whose [`settle`](Source::settle) tells the broker leaves it as it is. Ends within
+    /// Waits until the broker has all settlements so far; see the contract, number 8. Core asks before it runs a message that
+    /// may kill the process. A source whose [`settle`](Source::settle) reaches the broker keeps the default. Ends within
     /// seconds, also where the broker answers nothing.
     ///
     /// # Errors
-    /// [`SourceError::Unavailable`] where the broker did not take it in time, or cannot take it now. It is told later all
-    /// the same.
+    /// [`SourceError::Unavailable`] where the broker did not take them in time, or cannot take them now. It gets them
+    /// later all the same.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call loses nothing.
@@ -247,7 +250,7 @@ pub trait Source: Send + Sync + 'static {
     /// Whether messages that are settled would be delivered again because this one is not: where the broker keeps
     /// positions, one that was delivered before them. At a stop, and at the end of an assignment that is still held, core
     /// finishes such messages, as far as there is time, and gives the others back. A source that settles single messages
-    /// leaves it as it is.
+    /// keeps the default.
     fn holds_back(&self, _handle: &Self::Handle) -> bool {
         false
     }
@@ -257,7 +260,7 @@ pub trait Source: Send + Sync + 'static {
     fn is_idle(&self) -> impl Future<Output = bool> + Send;
 
     /// Whether the broker lets this source take part, after [`Source::attach`]: a member of a group has been given its share,
-    /// which may be nothing. The worker counts as ready from then on. A source that nobody has to let in leaves it as it is.
+    /// which may be nothing. The worker counts as ready from then on. A source without such an admission keeps the default.
     fn takes_part(&self) -> bool {
         true
     }

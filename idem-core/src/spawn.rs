@@ -21,8 +21,8 @@ fn mortal<F: Future>(future: F) -> F {
     future
 }
 
-/// Runs in whoever waits for it, and in a task of its own from where that is dropped: what was begun on a connection comes to
-/// its end. A call then costs no task, and no way to another thread and back.
+/// Runs in the task that waits for it, and in a task of its own once that is dropped: work begun on a connection comes to its
+/// end. A call then costs no task, and no switch to another thread and back.
 pub fn finished<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send + Unpin {
@@ -38,7 +38,7 @@ impl<T: Send + 'static> Future for Finished<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        // Taken out meanwhile, because what has panicked must not be polled again.
+        // Taken out meanwhile, because a future that has panicked must not be polled again.
         let Some(mut rest) = self.rest.take() else { return Poll::Pending };
         let polled = rest.as_mut().poll(context);
         if polled.is_pending() {
@@ -56,7 +56,7 @@ impl<T: Send + 'static> Drop for Finished<T> {
     }
 }
 
-/// Spawns a task that somebody waits for.
+/// Spawns a task that is waited for.
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(mortal(future))
 }

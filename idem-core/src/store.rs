@@ -73,7 +73,7 @@ pub enum Retention {
     Forever,
 }
 
-/// The capabilities of a store. A capability that is off is refused where somebody asks for it, never ignored.
+/// The capabilities of a store. A capability that is off is refused where it is asked for, never ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreCapabilities {
@@ -146,8 +146,8 @@ impl UnitOptions {
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
 ///
 /// # Contract
-/// 1. A session is one connection, owned by whoever runs units on it. Core hands it back after a normal end only; after
-///    any other it is dropped, and dropping it must close it.
+/// 1. A session is one connection, owned by the code that runs units on it. Core hands it back after a normal end only;
+///    after any other it is dropped, and dropping it must close it.
 /// 2. `begin` is never cancelled by core between its first poll and its end unless the session is dropped too.
 /// 3. A unit that is dropped leaves nothing committed that was not committed before.
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
@@ -181,13 +181,14 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// Opens a session.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] while the database cannot be reached, [`StoreError::Refused`] when it says no.
+    /// [`StoreError::Unavailable`] while the database cannot be reached, [`StoreError::Refused`] when it rejects the
+    /// connection.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call leaves no connection behind.
     fn open(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
-    /// Closes a session in good order. Dropping it closes it too, without the courtesy of telling the server.
+    /// Closes a session in good order. Dropping it closes it too, without notice to the server.
     fn close(&self, session: Self::Session) -> impl Future<Output = ()> + Send;
 
     /// Begins a transaction with the limits of `options`.
@@ -204,8 +205,8 @@ pub trait Store: Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Self::Unit<'l>, StoreError>> + Send;
 
     /// Reads the committed records of these keys and the results that were kept with them, in the order of `claims`, outside of any
-    /// unit: the way of a repeat that is expected to be one. Nobody waits for it, and it waits for nobody: a key that is held and not
-    /// committed is `None`, which proves nothing.
+    /// unit: the way of a repeat that is expected to be one. It neither blocks another transaction nor waits for one: a key
+    /// that is held and not committed is `None`, which proves nothing.
     ///
     /// As it is here it begins a unit and rolls it back. A store should take one statement instead, in one round trip and without
     /// a lock.
@@ -283,14 +284,13 @@ impl Control {
 
 /// Which server, and which life of it, holds the records, as far as the store can tell.
 ///
-/// It differs after a failover, a restore or a restart, any of which may have lost what was committed last; it need not
-/// differ after all of them. It is compared and never read. A store of one process alone, or of one file, answers the
-/// default.
+/// It differs after a failover, a restore or a restart, any of which may have lost the last commits; it need not differ
+/// after all of them. It is compared and never read. A store of one process alone, or of one file, answers the default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoreIdentity(String);
 
 impl StoreIdentity {
-    /// One that is told apart from others by this text.
+    /// An identity of this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -303,7 +303,7 @@ pub enum ControlState {
     Running,
     /// An operator paused intake.
     Paused,
-    /// A worker halted, because its policy says so for what it met; an operator resumes.
+    /// A worker halted, because its policy says so; an operator resumes.
     Halted,
 }
 
@@ -331,7 +331,7 @@ pub struct AuditEntry {
     pub scope: ScopeId,
     /// The key, where there is one.
     pub key: Option<IdempotencyKey>,
-    /// Both hashes, or whatever else is needed to understand it; never a payload.
+    /// Both hashes, or other facts that are needed to understand it; never a payload.
     pub details: String,
 }
 
@@ -356,7 +356,7 @@ impl AuditEntry {
 /// # Contract
 /// 1. Each call is one short transaction, or several that can be repeated. None uses a session.
 /// 2. Each call is bounded in time by the store, and may be repeated after any error.
-/// 3. Each call may be dropped at any point. Whether it took effect is then not known, and no later call meets what it left
+/// 3. Each call may be dropped at any point. Whether it took effect is then not known, and no later call meets the remains
 ///    of its connection.
 #[async_trait]
 pub trait Bookkeeping: Send + Sync + 'static {
@@ -387,7 +387,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
 
     /// Ends the count of a payload's attempts, and of no other's, because one of them went well: the key may be used again
     /// after its retention. Core asks for it only where the count is more than one, or is used up. A store with a single writer
-    /// may end the counts of what a unit claims with its commit.
+    /// may end the counts of a unit's claims with its commit.
     async fn end_attempts(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError>;
 
     /// Writes a dead letter, unless one with its [identity](DeadLetter::identity) is there: that one then stands for it,
@@ -404,7 +404,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// the store keeps takes no more than `enough`, it may answer that instead, which is cheap.
     async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError>;
 
-    /// How much room the tables take, as far as the database says so without reading them. For whoever watches them grow.
+    /// How much room the tables take, as far as the database says so without reading them. For monitoring their growth.
     async fn usage(&self, consumer: &ConsumerName) -> Result<Usage, StoreError>;
 
     /// Notes that the dead letter was also published, and its broker has confirmed it.
@@ -417,8 +417,8 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// how many were marked.
     async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError>;
 
-    /// Takes up to `max` dead letters that somebody wants replayed. One that was taken and neither finished nor
-    /// renewed for a while can be taken again.
+    /// Takes up to `max` dead letters whose replay was requested. One that was taken and neither finished nor renewed
+    /// for a while can be taken again.
     async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError>;
 
     /// Notes how a replay ended.

@@ -18,7 +18,7 @@ pub use self::{
     trace_context::TraceContext,
 };
 
-/// The target of audit events: conflicts, and what operators do.
+/// The target of audit events: conflicts, and the acts of operators.
 pub const AUDIT: &str = "idem::audit";
 
 /// The target of spans. `RUST_LOG=info,idem::spans=debug` shows them.
@@ -51,7 +51,7 @@ pub enum Kind {
     Histogram(&'static [f64]),
 }
 
-/// A metric: what the facade and people are told of it.
+/// A metric, as the facade and people see it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Metric {
@@ -59,7 +59,7 @@ pub struct Metric {
     pub name: &'static str,
     /// Its kind.
     pub kind: Kind,
-    /// In what it is measured; a number of something where this is `Count`.
+    /// The unit of its values; `Count` for a number of things.
     pub unit: metrics::Unit,
     /// Its meaning.
     pub help: &'static str,
@@ -76,7 +76,7 @@ impl Metric {
     }
 }
 
-/// Tells the recorder unit and meaning of every metric. A consumer does it when it is built.
+/// Gives the recorder unit and meaning of every metric. A consumer does it when it is built.
 pub fn describe() {
     METRICS.iter().for_each(Metric::describe);
 }
@@ -104,16 +104,16 @@ metrics! {
     DUPLICATES = "idem.duplicates", Kind::Counter, Count, "duplicates that were skipped";
     DUPLICATE_SKIPPED = "consumer.duplicate_skipped", Kind::Counter, Count, "duplicates that were skipped, by cause";
     DUPLICATE_AGE = "idem.duplicate_age", Kind::Histogram(AGES), Seconds, "how long after its record a duplicate came";
-    CACHE_HITS = "idem.cache_hits", Kind::Counter, Count, "duplicates told from memory, without the database";
+    CACHE_HITS = "idem.cache_hits", Kind::Counter, Count, "duplicates recognised from memory, without the database";
     CONFLICTS = "idem.conflicts", Kind::Counter, Count, "messages whose key was used before for another payload";
-    BUSY = "idem.busy", Kind::Counter, Count, "deliveries that waited because somebody else held their key";
+    BUSY = "idem.busy", Kind::Counter, Count, "deliveries that waited because another unit held their key";
     RETRIES = "idem.retries", Kind::Counter, Count, "attempts that failed and were followed by a back-off";
     DEAD_LETTERED = "idem.dead_lettered", Kind::Counter, Count, "messages that were set aside";
     DEAD_LETTER_REASONS = "idem.dead_letter_reasons", Kind::Counter, Count, "messages that were set aside, by reason";
     UNKEEPABLE = "idem.unkeepable", Kind::Gauge, Count,
         "messages held because neither the database nor a publisher has their payload; each waits for a person";
     WAITING = "idem.waiting", Kind::Gauge, Count,
-        "messages in hand that are held, by what they wait for; those behind them in their keys are not counted";
+        "messages in hand that are held, by the cause of the wait; those behind them in their keys are not counted";
     WAITING_LONGEST = "idem.waiting_longest", Kind::Gauge, Seconds, "for how long the first of them has waited";
     UNPUBLISHED = "idem.unpublished", Kind::Counter, Count,
         "dead letters that the topic or queue for them could not take, or has not confirmed for long, so that the row alone has them";
@@ -139,7 +139,7 @@ metrics! {
     COMMIT_TIME = "idem.commit_time", Kind::Histogram(SECONDS), Seconds, "how long a commit took";
     BATCH_SIZE = "idem.batch_size", Kind::Histogram(SIZES), Count, "messages in a unit";
     IN_FLIGHT = "idem.in_flight", Kind::Gauge, Count, "messages received and not settled";
-    IN_FLIGHT_BYTES = "idem.in_flight_bytes", Kind::Gauge, Bytes, "what messages received and not settled take";
+    IN_FLIGHT_BYTES = "idem.in_flight_bytes", Kind::Gauge, Bytes, "the bytes of messages received and not settled";
     OLDEST_UNSETTLED = "idem.oldest_unsettled", Kind::Gauge, Seconds,
         "for how long the oldest message that is not settled is here";
     OLDEST_TRANSACTION = "idem.oldest_transaction", Kind::Gauge, Seconds,
@@ -157,15 +157,15 @@ metrics! {
         "cycles of cleanup that failed in a row; ten are an alarm";
     RECORDS = "idem.records", Kind::Gauge, Count, "records there are, by the database's estimate; 0 where it has none";
     RECORD_BYTES = "idem.record_bytes", Kind::Gauge, Bytes,
-        "what the table of records takes with its indexes, of all consumers; on SQLite the whole file";
+        "the size of the table of records with its indexes, of all consumers; on SQLite the whole file";
     RECORDS_OF_LARGEST_TENANT = "idem.records_of_largest_tenant", Kind::Gauge, Count,
         "records of the tenant that has the most, by the database's estimate; 0 where it has none";
     DEAD_LETTER_ROWS = "idem.dead_letter_rows", Kind::Gauge, Count,
         "dead letters there are, of all consumers, by the database's estimate; 0 where it has none";
     DEAD_LETTER_BYTES = "idem.dead_letter_bytes", Kind::Gauge, Bytes,
-        "what the table of dead letters takes with its indexes, of all consumers; on SQLite the whole file";
+        "the size of the table of dead letters with its indexes, of all consumers; on SQLite the whole file";
     DEAD_LETTER_QUOTA = "idem.dead_letter_quota_bytes", Kind::Gauge, Bytes,
-        "what the consumer's dead letters may take; 0 for no limit";
+        "the room that the consumer's dead letters may take; 0 for no limit";
     OUTBOX_PENDING = "idem.outbox_pending", Kind::Gauge, Count, "events of a destination that may go now";
     OUTBOX_WAITING = "idem.outbox_waiting", Kind::Gauge, Count,
         "events of a destination that are tried again later, or wait behind another of their ordering key";
@@ -174,7 +174,7 @@ metrics! {
         "the age of the oldest event of a destination that is neither failed nor behind another";
     OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
-        "how long a destination took to confirm what it was given at once";
+        "how long a destination took to confirm events that it was given at once";
     HTTP_REQUESTS = "idem.http_requests", Kind::Counter, Count,
         "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, `client-gone`, or the problem that was answered";
     HTTP_TIME = "idem.http_time", Kind::Histogram(SECONDS), Seconds,

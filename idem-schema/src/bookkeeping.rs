@@ -26,7 +26,7 @@ use crate::{
     row::microseconds,
 };
 
-/// The bookkeeping of an SQL store, through whatever driver it has. Clones share the driver.
+/// The bookkeeping of an SQL store, through its driver. Clones share the driver.
 #[derive(Debug)]
 pub struct SqlBookkeeping<D> {
     driver: Arc<D>,
@@ -192,7 +192,7 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             match row.get("state")? {
                 "running" => ControlState::Running,
                 "paused" => ControlState::Paused,
-                // The table's check lets no other text in; what is not understood is better halted than overrun.
+                // The table's check lets no other text in; a consumer in an unknown state is better halted than run.
                 _ => ControlState::Halted,
             },
             row.get("by")?,

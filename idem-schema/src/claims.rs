@@ -72,8 +72,8 @@ fn recorded(row: &Row, claim: &Claim) -> Result<Recorded, StoreError> {
 
 /// One answer a claim, from the keys that the statement inserted.
 ///
-/// They come in the order of the claims. Nothing promises that, so what is out of order is looked up; each inserted row
-/// answers for one claim, also where two keys share an id.
+/// They come in the order of the claims. Nothing promises that, so a row that is out of order is looked up; each
+/// inserted row answers for one claim, also where two keys share an id.
 #[must_use]
 pub fn claim_answers(scopes: &[i32], key_ids: &[Uuid], won: &[ClaimedId]) -> Vec<Claimed> {
     let mut next = won.iter().peekable();
@@ -93,7 +93,7 @@ pub fn claim_answers(scopes: &[i32], key_ids: &[Uuid], won: &[ClaimedId]) -> Vec
 /// The records that [`read`](crate::PostgresStatements::read) has found, in the order of the claims.
 ///
 /// # Errors
-/// [`StoreError::Schema`] where a row is not what idem has written.
+/// [`StoreError::Schema`] where a row was not written by idem.
 pub fn in_claim_order(claims: &[Claim], key_ids: &[Uuid], found: &[Row]) -> Result<Vec<Option<Recorded>>, StoreError> {
     each(claims, key_ids, found, recorded)
 }

@@ -22,7 +22,7 @@ use crate::{
 /// How long the looks before and after the steps may take; they read an index, or the end of the audit trail.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// How long a count of what would go may take, which reads whole tables.
+/// How long a count of the rows to remove may take, which reads whole tables.
 const COUNT: Duration = Duration::from_secs(600);
 
 /// How long the server lets the connection idle in a step's transaction.
@@ -109,14 +109,14 @@ fn number(row: &Row, column: &str) -> Result<u64, StoreError> {
     Ok(u64::try_from(row.get::<i64>(column)?).unwrap_or(0))
 }
 
-/// A worker's role has no DELETE (S8): cleanup is somebody else's, and trying again does not change that.
+/// A worker's role has no DELETE (S8): another role cleans up, and trying again does not change that.
 fn no_right_to_delete<D: PostgresDriver>(error: StoreError) -> StoreError {
     let code = chain(&error).find_map(D::sqlstate);
     if code.as_deref() != Some("42501") {
         return error;
     }
     StoreError::Refused {
-        problem: "this role may not remove what has expired".to_owned(),
+        problem: "this role may not remove expired rows".to_owned(),
         cure: "Run the role script and use a login in idem_cleanup (PostgresOptions::cleanup_with), or turn the \
                worker's cleanup off and run `idem cleanup` elsewhere"
             .to_owned(),

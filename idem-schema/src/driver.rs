@@ -67,7 +67,7 @@ pub trait BookkeepingDriver: Send + Sync {
     /// The statements in the database's dialect.
     fn bookkeeping_statements(&self) -> &BookkeepingStatements;
 
-    /// Runs a statement within the time for it, again where another transaction got in its way, and answers its rows.
+    /// Runs a statement within the time for it, again after a conflict with another transaction, and answers its rows.
     fn rows(
         &self,
         doing: &'static str,
@@ -82,7 +82,7 @@ pub trait BookkeepingDriver: Send + Sync {
     fn warnings(&self) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
 }
 
-/// A driver of PostgreSQL, as far as what is done outside of units of work needs it: each statement in a transaction of
+/// A driver of PostgreSQL, as far as bookkeeping outside of units of work needs it: each statement in a transaction of
 /// its own.
 pub trait PostgresDriver: Send + Sync {
     /// The statements of the store's schema.
@@ -122,7 +122,7 @@ pub trait PostgresDriver: Send + Sync {
     /// [`is_pooled`](crate::is_pooled).
     fn seen_pids(&self) -> impl Future<Output = Result<SeenPids, StoreError>> + Send;
 
-    /// Refuses a pooler that loses prepared statements, where such are used.
+    /// Refuses a pooler that loses prepared statements, if the store prepares any.
     fn refuse_forgetful_pooler(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Refuses sessions in which a handler could write on after it has ended its unit; a driver that fences each session
@@ -131,10 +131,10 @@ pub trait PostgresDriver: Send + Sync {
         std::future::ready(Ok(()))
     }
 
-    /// Whether its sessions are read only by the word of their role or database.
+    /// Whether its sessions are read only by a default of their role or database.
     fn role_default(&self) -> &RoleDefault;
 
-    /// Whether somebody between here and the server could read along.
+    /// Whether the traffic to the server could be read on its way.
     fn is_plaintext_abroad(&self) -> bool;
 }
 

@@ -33,7 +33,7 @@ pub fn read_only(doing: &'static str) -> StoreError {
     StoreError::Unavailable { doing, source: Box::new(ReadOnlyError) }
 }
 
-/// A driver's error, with what a store's errors depend on.
+/// A driver's error, with the facts that a store's errors depend on.
 #[derive(Debug)]
 pub struct DriverError {
     code: String,
@@ -87,14 +87,14 @@ impl DriverError {
     pub fn claiming(self) -> ClaimError {
         let doing = "claiming keys";
         match self.code.as_str() {
-            // lock_timeout, statement_timeout: somebody held a key for as long as one waits (B2).
+            // lock_timeout, statement_timeout: a key was held for as long as a claim waits (B2).
             "55P03" | "57014" => ClaimError::Held,
             "25006" => read_only(doing).into(),
             _ => self.doing(doing).into(),
         }
     }
 
-    /// Of an append, which runs in whatever the handlers have left: their roles and limits, or no transaction at all.
+    /// Of an append, which runs in the state that the handlers have left: their roles and limits, or no transaction at all.
     #[must_use]
     pub fn appending(self, limits: AppendLimits<'_>) -> StoreError {
         let Self { code, class, source } = self;
@@ -119,7 +119,7 @@ impl DriverError {
         let problem = match self.code.as_str() {
             "22012" => "a handler has ended the transaction that claimed the keys",
             "25P02" => "a handler has swallowed the error of a statement",
-            FORGOTTEN => "a handler has deallocated what the session had prepared",
+            FORGOTTEN => "a handler has deallocated the session's prepared statements",
             WEAKER_COMMIT => {
                 "a handler has set synchronous_commit to a weaker value than its session began with: leave it to the role, the \
                  database or the server, because a unit commits the effects of several messages"
@@ -135,7 +135,7 @@ impl DriverError {
     }
 
     /// Of a seal behind which a COMMIT was sent. Where the server refused the seal, it took the COMMIT for a ROLLBACK;
-    /// otherwise nobody knows.
+    /// otherwise the outcome is unknown.
     #[must_use]
     pub fn sealing_with_commit(self) -> CommitError {
         match commit_outcome(&self.code) {
@@ -186,7 +186,7 @@ impl SeenPids {
     /// two connections: to a server without a pooler each further one is another process.
     pub const ROUNDS: usize = 3;
 
-    /// Whether a pooler gave the two what only one of them has elsewhere.
+    /// Whether a pooler gave both connections a server process that only one of them would have without it.
     #[must_use]
     pub fn is_pooled(&self) -> bool {
         self.second == self.first || self.again != self.first

@@ -1,6 +1,6 @@
 //! The name of this machine, as a row of `worker_runs` shows it to people.
 
-/// The host's name as the environment or the system tells it; `unknown` where neither does. Nothing depends on it.
+/// The host's name by the environment or the system; `unknown` where neither has one. Nothing depends on it.
 #[must_use]
 pub fn host_name() -> String {
     let from_environment = || std::env::var("HOSTNAME").ok();

@@ -6,16 +6,16 @@ use uuid::Uuid;
 /// Hashed before the key's bytes, so that no digest made for another purpose can be one of ours.
 const DOMAIN: &[u8] = b"idem:key:v1:";
 
-/// Keys and their ids, a line each, separated by a tab: what every implementation of [`key_id`] must answer.
+/// Keys and their ids, a line each, separated by a tab, as every implementation of [`key_id`] must answer them.
 ///
 /// A store's tests run them through the SQL function `key_id` of its schema.
 pub const KEY_ID_VECTORS: &str = include_str!("../golden/key_ids.tsv");
 
-/// The id of a key: what the primary key of `processed_messages` holds.
+/// The id of a key, as the primary key of `processed_messages` holds it.
 ///
 /// A canonical lower-case UUID of version 1 to 7 is itself, so that UUIDv7 keys keep their locality in the index. Every
 /// other text – another spelling, version 8, the nil and the max UUID, any token – becomes a version-8 UUID of a SHA-256.
-/// The two ranges cannot meet, so nobody can block `order-1` by sending the "UUID" that is its digest.
+/// The two ranges cannot meet, so no sender can block `order-1` by sending the "UUID" that is its digest.
 ///
 /// Two keys with one id (122 bits of digest) are not mixed up either: the record holds the key's text beside its id.
 ///

@@ -2,7 +2,7 @@
 //! PostgreSQL, and the migrations of PostgreSQL and SQLite.
 //!
 //! Nothing here opens a connection. A store takes the texts, binds the parameters that their docs number, and hands back
-//! what the server said. So two drivers for PostgreSQL can share one table and behave alike.
+//! the server's answers. So two drivers for PostgreSQL can share one table and behave alike.
 //!
 //! | to | use |
 //! |---|---|
@@ -12,10 +12,10 @@
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`], [`found_in_claim_order`] |
 //! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`] or [`BookkeepingDriver`], [`SqlBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
-//! | compare a start with what its name is bound to | [`Binding`](idem_core::store::Binding) |
+//! | compare a start with the binding of its name | [`Binding`](idem_core::store::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
 //! | write events and answers in a unit, and be the outbox | [`EventColumns`], [`ResultColumns`], [`SqlOutbox`] |
-//! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
+//! | remove expired rows | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
 //! | refuse a schema that cannot keep the promise | [`SchemaFacts`], [`verify_schema`] |

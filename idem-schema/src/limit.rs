@@ -32,8 +32,8 @@ impl StatementLimit {
         self.is_sessions.load(Ordering::Relaxed).then(|| ("statement_timeout", self.milliseconds.to_string()))
     }
 
-    /// What to ask on a connection that began with it, in the simple protocol: a pooler may have dropped it without a word. Result,
-    /// one row: `t` or `f`.
+    /// The query for a connection that began with it, in the simple protocol: a pooler may have dropped it without a word.
+    /// Result, one row: `t` or `f`.
     #[must_use]
     pub fn question(&self) -> Option<String> {
         let limit = self.milliseconds;

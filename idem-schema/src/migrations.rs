@@ -1,4 +1,4 @@
-//! The migrations as ordered texts, and the contract of whoever runs them.
+//! The migrations as ordered texts, and the contract of their runner.
 
 use std::fmt::Write as _;
 
@@ -44,7 +44,8 @@ impl Dialect {
 ///    transaction mode loses a session's locks; in SQLite it begins with `BEGIN IMMEDIATE`.
 /// 2. Under the lock it runs [`MigrationStatements::bootstrap`], reads [`MigrationStatements::applied`] again and asks
 ///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build may work on. So
-///    two runners at once apply each migration once. It must run at READ COMMITTED, to see what the lock waited for.
+///    two runners at once apply each migration once. It must run at READ COMMITTED, to see the migration that the lock
+///    waited for.
 /// 3. The texts hold several statements: send them by the simple protocol. They end no transaction and change no setting.
 /// 4. Down migrations run one at a time, the newest first ([`version_to_revert`]). That of 0001 raises while
 ///    `processed_messages` holds a record, and nothing overrides it: emptying the table is the operator's act.
@@ -254,7 +255,7 @@ pub struct MigrationStatements {
     /// Takes the lock that ends with the transaction. No parameters, one row to ignore. `None` for SQLite, whose
     /// `BEGIN IMMEDIATE` is the lock.
     pub lock: Option<String>,
-    /// Limits what this transaction waits for a lock, and makes the schema and the `migrations` table if they are
+    /// Limits how long this transaction waits for a lock, and makes the schema and the `migrations` table if they are
     /// missing; several statements, by the simple protocol.
     pub bootstrap: String,
     /// Result: a row a migration, oldest first: `version` int4 (SQLite: integer), `name` text, `checksum` text,

@@ -12,7 +12,7 @@ pub struct UnitLimits {
     pub lock: Duration,
     /// How long the claim takes altogether: the server counts `lock` anew for each lock.
     pub statement: Duration,
-    /// After how much idleness the server ends the transaction, so that a stopped worker's claims block nobody.
+    /// After how much idleness the server ends the transaction, so that a stopped worker's claims block no other.
     pub idle_in_transaction: Duration,
 }
 
@@ -21,13 +21,12 @@ pub struct UnitLimits {
 /// The claim puts `lock` and `statement` back (see [`PostgresStatements::claim`]); the idle limit stays to the end. All
 /// are `SET LOCAL`, so nothing outlives the transaction behind a pooler.
 ///
-/// It asks for READ WRITE, so that a session may have `default_transaction_read_only` on: whatever runs after a handler has
-/// ended the transaction itself is then refused, instead of being committed statement by statement. A standby
-/// refuses the BEGIN as a missing feature (`0A000`), which is to be taken as read only. Because READ WRITE also
-/// overrules an old primary that is fenced by that setting alone, a store looks at the server's own value when it opens a
-/// session.
+/// It asks for READ WRITE, so that a session may have `default_transaction_read_only` on: statements that run after a
+/// handler has ended the transaction itself are then refused, instead of being committed one by one. A standby refuses the
+/// BEGIN as a missing feature (`0A000`), which is to be taken as read only. Because READ WRITE also overrules an old
+/// primary that is fenced by that setting alone, a store looks at the server's own value when it opens a session.
 ///
-/// `durability` is what `synchronous_commit` is to be, where the session is not the store's alone: see
+/// `durability` is the value for `synchronous_commit`, where the session is not the store's alone: see
 /// [`SessionFacts::shared_durability`](crate::SessionFacts::shared_durability).
 ///
 /// ```
@@ -61,13 +60,13 @@ pub(crate) fn milliseconds(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
-/// The text between the handlers of two calls that share a unit, in one round trip of the simple protocol. It keeps what was
-/// done since the savepoint `idem_work`, which it fails to where a statement has failed since; puts settings back that a handler
-/// has made; and sets the savepoint anew.
+/// The text between the handlers of two calls that share a unit, in one round trip of the simple protocol. It keeps the writes
+/// since the savepoint `idem_work`, and fails where a statement has failed since; puts a handler's settings back; and sets the
+/// savepoint anew.
 ///
-/// RESET goes back to what the session began with, so it is for sessions that their store has opened and that nobody else uses:
-/// there the claim has put the same values back. Neither the modes of constraints nor READ ONLY can be put back in the middle of a
-/// transaction: the one would fire the seal's own trigger, the other is refused by the server.
+/// RESET restores the settings that the session began with, so it is for sessions that their store has opened for itself alone:
+/// there the claim has put the same values back. Neither the modes of constraints nor READ ONLY can be put back in the middle
+/// of a transaction: the one would fire the seal's own trigger, the other is refused by the server.
 ///
 /// ```
 /// let text = idem_schema::next_call(std::time::Duration::from_secs(35));
@@ -115,7 +114,7 @@ macro_rules! statements {
 }
 pub(crate) use statements;
 
-/// What the seal answers: an error where the transaction must not be committed.
+/// The seal's answer: an error where the transaction must not be committed.
 macro_rules! sealed {
     () => {
         "\
@@ -194,7 +193,7 @@ statements! {
     /// a driver that takes ownership of its statement would copy them once a call.
     PostgresStatements with bookkeeping: BookkeepingStatements;
 
-    /// Claims keys: inserts what nobody has, and waits for those who hold some.
+    /// Claims keys: inserts those that no other transaction holds, and waits for the transactions that hold the others.
     ///
     /// Parameters, the arrays of one length, folded and sorted: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 keys
     /// `text[]`, 4 payload hashes `bytea[]`, 5 hash ids `int4[]`, 6 retentions in µs `int8[]` (a NULL, or more than a
@@ -259,9 +258,9 @@ RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pi
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
-    /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
-    /// while the claim waited. Rows that this very transaction has inserted are not among them: where a claim denies its own
-    /// rows, its keys have no winner, and nothing is a duplicate.
+    /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees commits made while the
+    /// claim waited. Rows that this very transaction has inserted are not among them: where a claim denies its own rows, its
+    /// keys have no winner, and nothing is a duplicate.
     ///
     /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: `consumer int4`,
     /// `key_id uuid`, `idempotency_key text`, `payload_hash bytea`, `hash_id int4`, `processed_at` in µs since the Unix
@@ -272,8 +271,8 @@ SELECT consumer, key_id, idempotency_key, payload_hash, hash_id,
     CASE WHEN expires_at < 'infinity' THEN (extract(epoch FROM expires_at) * 1000000::numeric)::int8 END AS expires_at
 FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
-    /// Reads the records of keys as `read` does, and their answers beside them: all that a repeat is told, in one statement, which may be
-    /// a transaction of its own. Record and answer are of one commit, and one snapshot has both or neither.
+    /// Reads the records of keys as `read` does, and their answers beside them: the whole answer to a repeat, in one statement,
+    /// which may be a transaction of its own. Record and answer are of one commit, and one snapshot has both or neither.
     ///
     /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: the columns of `read`, and those of
     /// `read_results` from `kind` on, which are NULL where there is no answer.
@@ -314,8 +313,8 @@ SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_time
     /// and as `text` the settings in force `lock_timeout`,
     /// `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
     /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`, `default_transaction_read_only`;
-    /// `synchronous_commit_default text`, what RESET would make of it; and `read_only_source text`, by whose word the last is
-    /// what it is, as `pg_settings` has it.
+    /// `synchronous_commit_default text`, its value after a RESET; and `read_only_source text`, the source of the last setting,
+    /// as `pg_settings` has it.
     server_facts: "\
 SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now, pg_catalog.pg_backend_pid() AS backend_pid,
@@ -338,16 +337,17 @@ FROM (SELECT pg_catalog.max(reset_val) FILTER (WHERE name = 'synchronous_commit'
         pg_catalog.max(source) FILTER (WHERE name = 'default_transaction_read_only') AS read_only_source
     FROM pg_catalog.pg_settings WHERE name = 'synchronous_commit' OR name = 'default_transaction_read_only') AS s";
 
-    /// Whether transactions of this session are read only unless they say otherwise, and by whose word. No parameters.
-    /// Result, one row: `read_only bool`, `source text` as `pg_settings` has it.
+    /// Whether transactions of this session are read only unless they say otherwise, and the source of that setting. No
+    /// parameters. Result, one row: `read_only bool`, `source text` as `pg_settings` has it.
     read_only_default: "\
 SELECT setting = 'on' AS read_only, source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only'";
 
     /// Ends the server process that still runs an abandoned unit, and no other: a pooler may have given the process to
     /// another client meanwhile, and the server its number to another process.
     ///
-    /// Parameters: 1 the process `int4`, 2 when it began in µs since the Unix epoch `int8` where it serves nobody else,
-    /// otherwise NULL, 3 the unit's transaction `text` or NULL. Result: `ended bool`, or no row where the unit has ended.
+    /// Parameters: 1 the process `int4`, 2 when it began in µs since the Unix epoch `int8` where it serves no other
+    /// client, otherwise NULL, 3 the unit's transaction `text` or NULL. Result: `ended bool`, or no row where the unit
+    /// has ended.
     terminate_unit: "\
 SELECT pg_catalog.pg_terminate_backend(pid) AS ended FROM pg_catalog.pg_stat_activity
 WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)::int8 = $2::int8
@@ -363,15 +363,15 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// Parameters, the arrays of one length, in the order of the first three: 1 destinations `int4[]`, 2 consumers `int4[]`, 3 key
     /// ids `uuid[]`, 4 keys `text[]`, 5 ordering keys `bytea[]`, 6 event types `text[]`, 7 content types `text[]`, 8 headers `text[]`
     /// (JSON), 9 payloads `bytea[]`, 10 hashes `bytea[]`, 11 ranks from 1 `int4[]`; 5 to 8 may hold NULLs. Result, a row an event
-    /// that was inserted: `destination int4`, `consumer int4`, `key_id uuid`. What is not among them is in the outbox, or was: read
-    /// it, in another statement.
+    /// that was inserted: `destination int4`, `consumer int4`, `key_id uuid`. An event that is not among them is in the outbox,
+    /// or was: read it, in another statement.
     append_events: insert_events!("ON CONFLICT (destination, consumer, key_id) DO NOTHING\n");
 
-    /// The same of events none of which is in the outbox, as far as anybody knows: one that is makes it fail of the primary key.
-    /// Looking for such a one is a third of what an event costs the server here.
+    /// The same of events none of which is in the outbox, as far as is known: one that is makes the statement fail on the
+    /// primary key. Looking for such a one is a third of an event's cost at the server here.
     append_new_events: insert_events!("");
 
-    /// Writes the event of a unit that has one, with the same parameters and the same result: without what takes arrays apart.
+    /// Writes the event of a unit that has one, with the same parameters and the same result: without taking arrays apart.
     append_event: insert_event!("ON CONFLICT (destination, consumer, key_id) DO NOTHING\n");
 
     /// The same of events none of which is in the outbox, for a store that sends the seal and the COMMIT behind it without waiting for
@@ -381,9 +381,9 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// The same of one event.
     append_one_before_seal: concat!("WITH written AS (", insert_event!(""), ")\n", all_written!());
 
-    /// Reads events that were not inserted, as a statement of its own, which sees what was committed meanwhile. Parameters: 1
-    /// destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`. Result, a row an event that was found: `destination int4`,
-    /// `consumer int4`, `key_id uuid`, `event_key text`, `event_hash bytea`.
+    /// Reads events that were not inserted, as a statement of its own, which sees commits made meanwhile. Parameters: 1
+    /// destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`. Result, a row an event that was found: `destination
+    /// int4`, `consumer int4`, `key_id uuid`, `event_key text`, `event_hash bytea`.
     read_events: "\
 SELECT o.destination, o.consumer, o.key_id, o.event_key, o.event_hash
 FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::int4[]), pg_catalog.unnest($3::uuid[]))
@@ -396,7 +396,8 @@ JOIN {schema}.outbox AS o
     /// Parameters: 1 and 2 as for the seal, and the arrays of one length 3 consumers `int4[]`, 4 key ids `uuid[]`, 5 kinds `int4[]` (0 an
     /// answer, 1 an error), 6 statuses `int4[]`, 7 content types `text[]`, 8 headers `text[]` (JSON), 9 bodies `bytea[]`, 10 the numbers
     /// of the keys that they are sealed with `int4[]`, 11 for how many microseconds they are kept `int8[]` (NULL: as long as their
-    /// records), 12 what stays of them then `text[]`; 6 to 8 and 10 to 12 may hold NULLs. Result and errors: those of the seal.
+    /// records), 12 the references that stay of them then `text[]`; 6 to 8 and 10 to 12 may hold NULLs. Result and errors:
+    /// those of the seal.
     seal_results: concat!(
         "WITH written AS (",
         insert_results!(

@@ -142,7 +142,7 @@ pub fn unreadable(source: impl Into<BoxError>) -> StoreError {
     StoreError::Failed { doing, class: ErrorClass::Transient, source }
 }
 
-/// Microseconds for a parameter; what does not fit is for ever.
+/// Microseconds for a parameter; a time that does not fit is for ever.
 #[must_use]
 pub fn microseconds(time: Duration) -> Option<i64> {
     i64::try_from(time.as_micros()).ok()

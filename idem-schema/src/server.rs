@@ -1,4 +1,4 @@
-//! Whether a PostgreSQL server can keep the promise, and what a person should know of it.
+//! Whether a PostgreSQL server can keep the promise, and warnings for a person.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ const VERSION_MIN: i32 = 140_000;
 pub const SESSION_SETTINGS: [(&str, &str); 3] =
     [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
 
-/// The setting among [`SESSION_SETTINGS`] that keeps what follows a handler's own ROLLBACK from being committed.
+/// The setting among [`SESSION_SETTINGS`] that keeps statements after a handler's own ROLLBACK from being committed.
 const FENCE: &str = SESSION_SETTINGS[0].0;
 
 /// Which of [`SESSION_SETTINGS`] a server, or the pooler before it, takes at the start of a connection.
@@ -74,8 +74,8 @@ pub async fn connect_lane<C: Connecting>(driver: &C, known: &SessionSettings) ->
         Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
         connected => return connected,
     }
-    // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
-    // shows when each is asked for alone.
+    // PgBouncer refuses settings that it cannot keep apart by client, and a server those that its system does not
+    // offer: asking for each alone shows which.
     let (mut taken, mut refused) = (Vec::new(), Vec::new());
     for setting in settings {
         match driver.connect(&[setting]).await {
@@ -96,15 +96,15 @@ pub async fn connect_lane<C: Connecting>(driver: &C, known: &SessionSettings) ->
     Ok(connected)
 }
 
-/// Whether a session's default comes from its role or database. A server's own default, or one that somebody set by hand,
-/// is a fence around an old primary instead, and is never overruled.
+/// Whether a session's default comes from its role or database. A server's own default, or one that was set by hand, is a
+/// fence around an old primary instead, and is never overruled.
 #[must_use]
 fn is_by_role(source: &str) -> bool {
     matches!(source, "user" | "database" | "database user")
 }
 
-/// Whether sessions are read only by the word of their role or database, as far as it is known: what runs outside of units
-/// then says that it writes.
+/// Whether sessions are read only by a default of their role or database, as far as is known: statements outside of units
+/// then say that they write.
 #[derive(Debug, Default)]
 pub struct RoleDefault(AtomicBool);
 
@@ -129,8 +129,8 @@ impl RoleDefault {
         self.note(&driver.run_once("looking for a fence", &driver.statements().read_only_default, &[]).await?)
     }
 
-    /// Notes what [`PostgresStatements::read_only_default`](crate::PostgresStatements::read_only_default) has answered: whether
-    /// sessions are read only by the word of the role or the database. Answers whether they are by another's.
+    /// Notes the answer of [`PostgresStatements::read_only_default`](crate::PostgresStatements::read_only_default): whether
+    /// sessions are read only by a default of the role or the database. Answers whether they are by another default.
     pub(crate) fn note(&self, rows: &[Row]) -> Result<bool, StoreError> {
         let row = rows.first().ok_or_else(|| crate::unreadable("the server has no such setting"))?;
         let (is_read_only, is_by_role) = (row.get::<bool>("read_only")?, is_by_role(row.get("source")?));
@@ -140,7 +140,7 @@ impl RoleDefault {
 }
 
 /// Refuses a fenced server: an old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE
-/// would overrule. The default of a role or a database is none of those fences.
+/// would overrule. The default of a role or a database is no such fence.
 ///
 /// # Errors
 /// [`StoreError::Unavailable`] where it is fenced, or cannot be asked.
@@ -155,7 +155,7 @@ pub enum Fence {
     Session,
     /// The role or the database is read only by default, as it has to be behind a pooler in transaction mode.
     Role,
-    /// Nothing: what a handler writes after its own ROLLBACK is committed statement by statement.
+    /// Nothing: a handler's writes after its own ROLLBACK are committed statement by statement.
     Missing,
 }
 
@@ -177,7 +177,7 @@ impl Durability {
         DURABILITIES.get(self.0).copied()
     }
 
-    /// The values that are no weaker: what a [seal](crate::PostgresStatements::seal) lets pass.
+    /// The values that are no weaker, which a [seal](crate::PostgresStatements::seal) lets pass.
     #[must_use]
     pub fn no_weaker(self) -> &'static [&'static str] {
         DURABILITIES.get(self.0..).unwrap_or_default()
@@ -248,7 +248,7 @@ impl SessionFacts {
     /// Refuses a session without a fence.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] with what to run.
+    /// [`StoreError::Refused`] with the statement to run.
     pub fn refuse_unfenced(&self) -> Result<(), StoreError> {
         if self.fence != Fence::Missing {
             return Ok(());
@@ -256,8 +256,8 @@ impl SessionFacts {
         let role = self.role.replace('"', "\"\"");
         Err(StoreError::refused(
             format!(
-                "{FENCE} is off and cannot be set for the session alone, because a pooler hands it to others: what a \
-                 handler writes after a ROLLBACK, its own or its driver's, would be committed without its record"
+                "{FENCE} is off and cannot be set for the session alone, because a pooler hands it to others: \
+                 writes of a handler after a ROLLBACK, its own or its driver's, would be committed without its record"
             ),
             format!(
                 "Run ALTER ROLE \"{role}\" SET {FENCE} = on, and have the pooler connect anew (RECONNECT in PgBouncer's \
@@ -276,7 +276,7 @@ pub struct ServerFacts {
     pub in_recovery: bool,
     /// Whether transactions are read only unless they say otherwise.
     pub read_only: bool,
-    /// By whose word, as `pg_settings` has it.
+    /// The source of that setting, as `pg_settings` has it.
     pub read_only_source: String,
     /// `server_encoding`.
     pub encoding: String,
@@ -288,7 +288,7 @@ pub struct ServerFacts {
     pub idle_timeout: String,
     /// `default_transaction_isolation`.
     pub isolation: String,
-    /// Where tables come that are made without a schema's name; empty where they cannot be made.
+    /// The schema of tables that are made without a schema's name; empty where they cannot be made.
     pub current_schema: String,
 }
 

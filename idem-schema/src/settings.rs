@@ -20,7 +20,7 @@ pub enum Statements {
     Unnamed,
 }
 
-/// The settings; a store's options say what each is.
+/// The settings; a store's options document each.
 #[derive(Debug, Clone)]
 pub struct PostgresSettings {
     /// Defaults to `idem`.
@@ -48,7 +48,7 @@ impl Default for PostgresSettings {
 }
 
 impl PostgresSettings {
-    /// Refuses what breaks a rule.
+    /// Refuses values that break a rule.
     ///
     /// # Errors
     /// [`StoreError::Refused`] names the setting, its value and the rule.
@@ -96,7 +96,7 @@ pub fn unreadable_url() -> StoreError {
     }
 }
 
-/// Whether a host is this machine, so that nobody can read along.
+/// Whether a host is this machine, so that no network carries the traffic.
 #[must_use]
 pub fn is_this_machine(host: &str) -> bool {
     host == "localhost" || host.starts_with('/') || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())

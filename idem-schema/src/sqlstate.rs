@@ -3,13 +3,13 @@
 use idem_core::ErrorClass;
 
 /// The codes of PostgreSQL's table (its manual's appendix A, releases 14 to 18) and idem's own, each with its condition's
-/// name and class, separated by tabs: what [`class_of`] must answer, for tests of stores and for the docs.
+/// name and class, separated by tabs, as [`class_of`] must answer them, for tests of stores and for the docs.
 pub const SQLSTATES: &str = include_str!("../golden/sqlstates.tsv");
 
 /// The code with which the server refuses a COMMIT that idem did not seal.
 pub const UNSEALED_COMMIT: &str = "ID001";
 
-/// The code with which the seal refuses a COMMIT that a handler has made worth less.
+/// The code with which the seal refuses a COMMIT whose durability a handler has weakened.
 pub const WEAKER_COMMIT: &str = "22P02";
 
 /// The class of an error of PostgreSQL, by its SQLSTATE.
@@ -47,11 +47,11 @@ pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>
     format!("SQLSTATE {code}{}{meaning}", parts.collect::<String>())
 }
 
-/// What an operator has to do with, as the end of a sentence; a code that says it by its constraint needs no words.
+/// The error in an operator's words, as the end of a sentence; a code that says it by its constraint needs no words.
 fn in_words(code: &str) -> Option<&'static str> {
     Some(match code {
         "08P01" => {
-            "what answers does not speak as PostgreSQL does: is it another server, or a pooler's administration?"
+            "the server does not speak as PostgreSQL does: is it another kind of server, or a pooler's administration?"
         }
         "25006" => "the server is read only: a standby, or a role that may only read",
         "28000" => "the server knows no such login, or does not let it in from here (pg_hba.conf)",
@@ -68,8 +68,8 @@ fn in_words(code: &str) -> Option<&'static str> {
         "53200" => "the database has no memory left",
         "53300" => "the database has no connection left",
         "55P03" => "a lock was not free in time",
-        "57014" => "the statement took longer than it may, or somebody cancelled it",
-        "57P01" => "the server was stopped, or somebody ended the connection",
+        "57014" => "the statement took longer than it may, or was cancelled",
+        "57P01" => "the server was stopped, or the connection was ended",
         "57P03" => "the server is starting or stopping",
         _ => return None,
     })
@@ -158,7 +158,7 @@ fn class_below_26(code: &str) -> Option<ErrorClass> {
         // or starved (A20).
         "25P03" | "25P04" => ErrorClass::Infrastructure,
         // The transaction was already lost to an earlier error that the handler swallowed (25P02, A9),
-        // or is none any more.
+        // or has ended.
         "25000" | "25002" | "25003" | "25004" | "25005" | "25007" | "25008" | "25P01" | "25P02" => ErrorClass::Transient,
         _ => return None,
     })
@@ -174,8 +174,7 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         "27000" => ErrorClass::Permanent,
         // The credentials are refused: a rotation in progress. Start-up ends at once instead.
         "28000" | "28P01" => ErrorClass::Infrastructure,
-        // Objects that still depend on what is dropped, a COMMIT inside a function, SQL that its
-        // function may not run.
+        // Objects that still depend on the dropped one, a COMMIT inside a function, SQL that its function may not run.
         "2B000" | "2BP01" | "2D000" | "2F000" | "2F002" | "2F003" | "2F004" | "2F005" => ErrorClass::Permanent,
         // A function written in another language failed for reasons of its own.
         "38000" | "38001" | "38002" | "38003" | "38004"
@@ -184,13 +183,11 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         "3B000" | "3B001" => ErrorClass::Transient,
         // The database or the schema does not exist: a deploy or a restore in progress (A27).
         "3D000" | "3F000" => ErrorClass::Infrastructure,
-        // An integrity constraint at the end of the transaction: what it misses may come, as for a
-        // foreign key.
+        // An integrity constraint at the end of the transaction: the row that it misses may come, as for a foreign key.
         "40002" => ErrorClass::Transient,
         // Whether the statement was completed is unknown, because the connection broke.
         "40003" => ErrorClass::Infrastructure,
-        // Serialization failure or deadlock: nobody is at fault, and the same unit run again succeeds
-        // (B4, B17).
+        // Serialization failure or deadlock: no unit is at fault, and the same unit run again succeeds (B4, B17).
         "40000" | "40001" | "40P01" => ErrorClass::RunUnitAgain,
         // A table, column, function, type, privilege or unique index is missing: a deploy in progress
         // (A27). Healthy messages would be dead-lettered by the thousand for it.
@@ -206,8 +203,7 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         "53000" | "53100" | "53200" | "53300" | "53400" => ErrorClass::Infrastructure,
         // Larger than the server allows, as a key of 6 kB in an index (B10).
         "54000" | "54001" | "54011" | "54023" => ErrorClass::Permanent,
-        // Somebody else uses the object, or it is not ready yet; 55P03 is a lock that was not had in
-        // time (A21).
+        // Another session uses the object, or it is not ready yet; 55P03 is a lock that was not had in time (A21).
         "55000" | "55006" | "55P02" | "55P03" | "55P04" => ErrorClass::Transient,
         // Cancelled by statement_timeout or by an operator (A21): this statement took too long, not the
         // server.

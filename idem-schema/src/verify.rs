@@ -46,7 +46,7 @@ pub struct SchemaProblem {
 }
 
 impl SchemaProblem {
-    /// All problems as one refusal, which tells each cure once.
+    /// All problems as one refusal, with each cure once.
     #[must_use]
     pub fn refusal(problems: &[Self]) -> StoreError {
         let mut cures: Vec<&str> = Vec::with_capacity(problems.len());
@@ -165,7 +165,7 @@ pub(crate) fn runs_on(oldest_worker: Option<&str>) -> bool {
 }
 
 fn release(version: &str) -> Option<[u32; 3]> {
-    // A pre-release counts as its release; whoever runs one knows which schema it wants.
+    // A pre-release counts as its release; its users know which schema it wants.
     let mut parts = version.split(['-', '+']).next()?.split('.').map(str::parse);
     let release = [parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?];
     parts.next().is_none().then_some(release)

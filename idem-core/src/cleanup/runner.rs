@@ -82,17 +82,17 @@ impl CleanupView {
     }
 }
 
-/// Removes what has expired, in steps that shrink when they time out.
+/// Removes expired rows, in steps that shrink when they time out.
 ///
-/// Any number of them may run on one schema: one removes at a time, and who comes while another has just finished leaves
-/// the cycle out.
+/// Any number of them may run on one schema: one removes at a time, and a runner whose turn comes just after another's
+/// cycle skips its own.
 pub struct Cleanup {
     cleaner: Box<dyn Cleaner>,
     settings: CleanupSettings,
     /// Rows a step, as the last steps went.
     size: u32,
     view: CleanupView,
-    /// Told of every step's rows.
+    /// Called with the rows of every step.
     count: Box<dyn Fn(u64) + Send + Sync>,
 }
 
@@ -112,7 +112,7 @@ impl Cleanup {
         Ok(Self { cleaner, settings, size: settings.rows_max, view: CleanupView::default(), count: Box::new(|_| {}) })
     }
 
-    /// Also tells `count` how many rows each step removed.
+    /// Also calls `count` with the number of rows that each step removed.
     pub(crate) fn counted_by(mut self, count: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.count = Box::new(count);
         self
@@ -124,8 +124,8 @@ impl Cleanup {
         self.view.clone()
     }
 
-    /// Runs until `stop` is ready, unless it is known that this role may not delete: then it says who cleans, and
-    /// ends. No error ends it: what failed is tried again in the next cycle, and ten failed cycles in a row are an alarm.
+    /// Runs until `stop` is ready, unless it is known that this role may not delete: then it logs who cleans, and ends.
+    /// No error ends it: the next cycle tries again, and ten failed cycles in a row are an alarm.
     ///
     /// # Cancel safety
     /// Cancel safe: a step is done whole or not at all.
@@ -139,7 +139,7 @@ impl Cleanup {
     }
 
     async fn run_cycles(&mut self) {
-        // The first cycle finds out the rest.
+        // Any other answer is left to the first cycle.
         if let Ok(false) = self.cleaner.may_delete().await {
             return self.tell_who_cleans().await;
         }
@@ -153,8 +153,8 @@ impl Cleanup {
     async fn tell_who_cleans(&mut self) {
         let last = match self.cleaner.last().await {
             Ok(Some(last)) => format!("{} was the last, {} minutes ago", last.who, last.ago.as_secs() / 60),
-            Ok(None) => "nobody has cleaned yet".to_owned(),
-            Err(_) => "who was the last cannot be read".to_owned(),
+            Ok(None) => "no cleanup has finished yet".to_owned(),
+            Err(_) => "the last one cannot be read".to_owned(),
         };
         self.cleaner.rest().await;
         tracing::info!(
@@ -199,7 +199,7 @@ impl Cleanup {
         }
     }
 
-    /// One cycle now, whoever cleaned before.
+    /// One cycle now, even where another cleaner has just finished one.
     ///
     /// # Errors
     /// The error that ended the cycle; rows that were removed before stay removed.

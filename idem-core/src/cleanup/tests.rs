@@ -46,7 +46,7 @@ fn j13_settings_out_of_bounds_are_refused_with_field_value_and_rule() {
     }
 }
 
-/// A store in which so many records have expired, and whose first steps fail as told.
+/// A store with this many expired records, whose first steps fail as listed.
 #[derive(Default)]
 struct Scripted {
     expired: u64,
@@ -55,7 +55,7 @@ struct Scripted {
     last: Option<LastCleanup>,
     noted: Arc<Mutex<u32>>,
     elsewhere: bool,
-    /// Whose role may not delete.
+    /// Whether its role may not delete.
     is_worker: bool,
 }
 
@@ -107,7 +107,7 @@ fn cleanup(cleaner: Scripted, rows_max: u32, steps_max: u32) -> Cleanup {
     Cleanup::new(Box::new(cleaner), CleanupSettings { rows_max, steps_max, ..CleanupSettings::default() }).unwrap()
 }
 
-/// C4: bounded steps, a cap a cycle, and what is left is left for the next.
+/// C4: bounded steps, a cap a cycle, and the rest is left for the next.
 #[tokio::test]
 async fn c4_a_cycle_is_bounded_steps_up_to_a_cap() {
     let cleaner = Scripted { expired: 2_500, ..Scripted::default() };
@@ -134,7 +134,7 @@ async fn c4_steps_that_time_out_shrink_and_grow_back() {
     assert_eq!(*sizes.lock().unwrap(), [1_000, 500, 250, 500, 1_000]);
 }
 
-/// What always times out ends the cycle, and not the runner.
+/// A step that always times out ends the cycle, and not the runner.
 #[tokio::test]
 async fn c4_a_cycle_gives_up_after_a_bounded_number_of_time_outs() {
     let failures = vec![Some(ErrorClass::Transient); 100].into();

@@ -42,7 +42,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!((consumer.check(None), worker.check(&consumer)), (Ok(()), Ok(())), "the defaults break no rule");
 }
 
-/// V12: an answer never outlives its record, and says so where it was asked to.
+/// V12: an answer never outlives its record, and a setting that asks for that is refused.
 #[test]
 fn v12_answers_are_kept_for_a_day_and_never_longer_than_records() {
     let of = |answers: Option<Retention>, records: Retention| {
@@ -72,7 +72,7 @@ fn a_store_with_a_single_writer_gets_one_lane_and_refuses_more() {
     assert_eq!(settings.check(None), Ok(()));
 }
 
-/// The error names the field, the value as it was given, and a rule that says what would be right.
+/// The error names the field, the value as it was given, and a rule that says which values are right.
 fn refused(result: Result<(), ConfigError>, field: &str, value: &str) {
     let error = result.expect_err(field);
     assert_eq!((error.field, error.value.as_str()), (field, value));

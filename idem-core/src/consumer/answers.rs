@@ -1,4 +1,4 @@
-//! What a caller wants of a unit beside its decisions: the results, and work of the call's own.
+//! The requests of a unit's caller beside decisions: results, and work of the call's own.
 
 use std::borrow::Borrow;
 
@@ -23,7 +23,7 @@ use crate::{
 /// The result of one message, where its operation is done.
 pub(super) type Known = Result<StoredResult, NotKept>;
 
-/// A message with its decision and, where it was handled now or before, with what its handler answered.
+/// A message with its decision and, where it was handled now or before, its handler's result.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Decided {
@@ -32,20 +32,20 @@ pub struct Decided {
     /// The decision.
     pub decision: Decision,
     /// The result of a message that is processed or a duplicate, or why there is none to give; `None` for any other, so that a
-    /// conflict discloses nothing of what is stored.
+    /// conflict discloses no stored data.
     pub result: Option<Result<StoredResult, NotKept>>,
 }
 
-/// Asked for by the caller of a unit. Without it a unit reads no results.
+/// The requests of a unit's caller. Without them a unit reads no results.
 pub(crate) struct Answers<'w, S: Store> {
-    /// What runs, in a consumer without a handler of its own: the work of the one call, or that of each of several, by the
+    /// The work to run in a consumer without a handler of its own: that of the one call, or of each of several by the
     /// place of its message in the unit.
     pub(super) works: &'w [&'w dyn DynHandler<S>],
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
     /// By the place of the message in the unit.
     pub(super) of: Vec<Option<Known>>,
-    /// What a planted bug writes in a second transaction.
+    /// The writes of a planted bug in a second transaction.
     #[cfg(feature = "bugs")]
     pub(super) late: Option<AllHandedIn>,
 }
@@ -71,8 +71,8 @@ impl<'w, S: Store> Answers<'w, S> {
         self.works.len() > 1
     }
 
-    /// Takes the results of what is a duplicate from those that were read with the records, by the places of the messages, and reads
-    /// the others in the unit that has found them.
+    /// Takes the results of duplicates from those that were read with the records, by the places of the messages, and reads the
+    /// others in the unit that has found them.
     pub(super) async fn read<J: Borrow<Item>>(
         &mut self,
         inner: &Inner<S>,
@@ -104,7 +104,7 @@ impl<'w, S: Store> Answers<'w, S> {
         Ok(())
     }
 
-    /// Notes what is about to be committed.
+    /// Notes the results that are about to be committed.
     pub(super) fn note(&mut self, handed_in: &AllHandedIn) {
         for (index, handed) in handed_in {
             let result = handed.result.clone().ok_or(NotKept::Absent);
@@ -128,7 +128,7 @@ impl<'w, S: Store> Answers<'w, S> {
     }
 }
 
-/// Takes back what the handler of this message has done since its savepoint, and has its outcome in place of it. The key stays
+/// Takes back the effects of this message's handler since its savepoint, and has its outcome in their place. The key stays
 /// claimed all the while (V11).
 pub(super) async fn refuse<S: Store>(
     inner: &Inner<S>,
@@ -151,10 +151,10 @@ pub(super) async fn refuse<S: Store>(
     Ok(vec![(index, HandedIn::of_error(outcome))])
 }
 
-/// What it says of a handler that a statement of idem's own failed behind it.
+/// The failure of a handler behind which a statement of idem's own failed.
 pub(super) fn behind_handler<S: Store>(index: usize, error: StoreError) -> HandlingError {
     match error.class() {
-        // The handler has ended the transaction, and the savepoint with it, or has passed over an error.
+        // The handler has ended the transaction, and the savepoint with it, or has ignored an error.
         ErrorClass::Transient | ErrorClass::Permanent => {
             HandlingError::one(index, super::handlers::unsealed::<S>(&error), TransactionState::Unknown)
         }

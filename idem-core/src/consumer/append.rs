@@ -1,4 +1,4 @@
-//! Writes what the handlers of a unit handed in, before its seal.
+//! Writes the events and results of a unit's handlers, before its seal.
 
 use std::borrow::Borrow;
 
@@ -94,8 +94,8 @@ fn conflict(appended: &Appended, event: usize) -> Failure {
     Failure::new(ErrorClass::Permanent, Reason::OutboxConflict, text)
 }
 
-/// What the statement failed of: where that is no fault of the database's, the messages whose rows it had run alone, so that
-/// only the culprit is charged.
+/// The failure of the statement: where the database is not at fault, the messages of its rows run alone, so that only the
+/// culprit is charged.
 fn failed<S: Store>(error: StoreError, messages: &[usize]) -> HandlingError {
     match error.class() {
         class @ (ErrorClass::Permanent | ErrorClass::Transient) => {

@@ -105,7 +105,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// Handles one message a unit, for a handler that sets things for its transaction: a role, a search path, a tenant for row
-    /// level security. What one handler sets holds for those after it in the same transaction, see the contract of
+    /// level security. One handler's settings hold for those after it in the same transaction, see the contract of
     /// [`Handler`]. Each message then costs a transaction of its own.
     #[must_use]
     pub fn units_of_one(mut self) -> Self {
@@ -115,7 +115,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
 
     /// Lets calls of [`process_one`](DedupConsumer::process_one) that come together share a unit of at most this many messages,
     /// from 2 to 1,000: many callers at once then have the price of a batch. No call waits for company: it runs at once,
-    /// alone, unless some units are running already, and then it is in the next one with whoever else has come. Messages of
+    /// alone, unless some units are running already, and then it joins the next one with the other calls that wait. Messages of
     /// different tenants share no unit, and where anything fails, each message of the unit runs alone.
     ///
     /// Calls that share a unit commit together, so each ends when the slowest handler of the unit has. Refused with
@@ -191,8 +191,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Where the handler [publishes](crate::Tx::publish) to: it can publish to nothing else, so a name that nobody knows is found
-    /// as the handler runs, and not when the event should leave. Adds to what was declared before.
+    /// Where the handler [publishes](crate::Tx::publish) to: it can publish to nothing else, so an unknown name is found as the
+    /// handler runs, and not when the event should leave. Adds to earlier declarations.
     #[must_use]
     pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
         self.publishing.destinations.extend(destinations.into_iter().map(Into::into));
@@ -213,9 +213,9 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Keeps what handlers set with [`Tx::set_result`](crate::Tx::set_result) beside the records, of at most this many bytes each
-    /// ([`RESULT_BYTES_MAX`](crate::outbox::RESULT_BYTES_MAX) is a good choice). A larger one is a permanent error, before
-    /// anything is committed.
+    /// Keeps the results that handlers set with [`Tx::set_result`](crate::Tx::set_result) beside the records, of at most this
+    /// many bytes each ([`RESULT_BYTES_MAX`](crate::outbox::RESULT_BYTES_MAX) is a good choice). A larger one is a permanent
+    /// error, before anything is committed.
     #[must_use]
     pub fn keeps_results(mut self, bytes_max: usize) -> Self {
         self.publishing.result_bytes_max = Some(bytes_max);
@@ -223,8 +223,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// How long results are kept; their records stay for the [`retention`](Self::retention). Defaults to 24 hours, or to the retention
-    /// where that is shorter; from 1 minute to the retention. Cleanup removes what is older, all but its kind, its status and its
-    /// [reference](crate::ResultBody::reference): whoever asks then is told [`NotKept::Expired`](crate::NotKept::Expired), and
+    /// where that is shorter; from 1 minute to the retention. Cleanup removes older ones, all but kind, status and
+    /// [reference](crate::ResultBody::reference): a later call then answers [`NotKept::Expired`](crate::NotKept::Expired), and
     /// nothing runs again.
     #[must_use]
     pub fn answers_for(mut self, time: Retention) -> Self {
@@ -232,8 +232,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Seals results with AES-256-GCM before they are written, so that nobody can read them in the database, in a replica or in a
-    /// backup. Results that were kept before stay readable.
+    /// Seals results with AES-256-GCM before they are written, so that they cannot be read in the database, in a replica or in
+    /// a backup. Results that were kept before stay readable.
     #[cfg(feature = "seal")]
     #[must_use]
     pub fn seals_results(mut self, keys: crate::outbox::ResultKeys) -> Self {
@@ -327,13 +327,13 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self.with_work(work)
     }
 
-    /// Builds what runs work that each call brings along, and keeps its results: of at most [`RESULT_BYTES_MAX`] each, unless
-    /// [`keeps_results`](Self::keeps_results) says otherwise. It does not connect yet.
+    /// Builds a [`RunOnce`] for work that each call brings along, and keeps its results: of at most [`RESULT_BYTES_MAX`]
+    /// each, unless [`keeps_results`](Self::keeps_results) says otherwise. It does not connect yet.
     ///
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
     pub fn build_once(mut self) -> Result<RunOnce<S>, ConfigError> {
-        let rule = ".build_once() runs what each call brings along, one message a unit: leave it out";
+        let rule = ".build_once() runs the work of each call, one message a unit: leave it out";
         for (field, is_set) in [
             ("handler", self.work.is_some()),
             ("handlers", self.settings.handlers != Concurrency::InOrder),
@@ -423,13 +423,13 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 }
 
-/// Refuses that messages or calls share units where each has to have its own.
+/// The error where messages or calls are to share units but each needs its own.
 pub(super) fn shares_no_units() -> ConfigError {
     let rule = "Effects::Outside and .units_of_one() handle one message a unit: leave .shares_units(…) out";
     ConfigError::new("shares_units", "set", rule)
 }
 
-/// Refuses what the store has no table for, and what could never be published.
+/// Refuses settings for which the store has no table, and those under which nothing could be published.
 fn check_publishing(rules: &PublishRules, capabilities: StoreCapabilities) -> Result<(), ConfigError> {
     if !rules.destinations.is_empty() && !capabilities.outbox {
         let rule = "this store has no outbox: leave .publishes_to(…) out, or use a store that has one";
@@ -455,7 +455,7 @@ fn check_publishing(rules: &PublishRules, capabilities: StoreCapabilities) -> Re
     Ok(())
 }
 
-/// Refuses handlers at once where something stands against it.
+/// Refuses handlers at once where effects, work or store do not allow it.
 fn check_pipelined<S: Store>(effects: Effects, work: &Work<S>, is_offered: bool) -> Result<(), ConfigError> {
     let rule = if effects == Effects::Outside {
         "Effects::Outside handles one message a unit: use Concurrency::InOrder"

@@ -1,4 +1,4 @@
-//! Claims the keys of a unit, and reads who has those that it did not get.
+//! Claims the keys of a unit, and reads the records of those that it did not get.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -15,8 +15,8 @@ const CLAIM_ROUNDS: usize = 3;
 /// Results that were read with the records of their keys, by the place of the claim or of its message.
 pub(super) type Results = HashMap<usize, Option<KeptResult>>;
 
-/// Claims every key and reads who has those that were not inserted, for a bounded number of rounds. One verdict a
-/// claim, in order; none is `Unanswered`. Where somebody wants results, those of what was found are read with it.
+/// Claims every key and reads the records of those that were not inserted, for a bounded number of rounds. One verdict
+/// a claim, in order; none is `Unanswered`. Where results are wanted, they are read with the records.
 pub(super) async fn claim_all<S: Store>(
     unit: &mut S::Unit<'_>,
     claims: &[Claim],

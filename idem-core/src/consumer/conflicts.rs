@@ -1,7 +1,7 @@
-//! Conflicts of calls: every one is counted, and of some a line is written to the audit trail.
+//! Conflicts of calls: all are counted, and some are written to the audit trail.
 //!
-//! The trail says who has used which key for two operations. A refusal must not have the database write something each time: who
-//! knows one key could fill the disk, and would cost more than whoever is served.
+//! The trail shows which keys were used for two operations. A refusal must not cost a database write each time: a caller that
+//! knows one key could fill the disk, and would cost more than callers that are served.
 
 use std::{
     collections::HashSet,
@@ -21,7 +21,7 @@ use crate::{
     worker::Limiter,
 };
 
-/// Of how many keys a conflict is noted within [`WINDOW`].
+/// The most keys whose conflicts are noted within [`WINDOW`].
 const KEYS_MAX: usize = 32;
 
 const WINDOW: Duration = Duration::from_secs(3_600);
@@ -78,7 +78,7 @@ impl Conflicts {
 }
 
 impl<S: Store> Inner<S> {
-    /// Notes that a key was used for another operation. What is stored of the first one is told to nobody.
+    /// Notes that a key was used for another operation. Nothing that is stored of the first one is disclosed.
     pub(super) async fn note_conflict(&self, item: &Item, decision: &Decision) {
         let (Decision::Conflict(recorded, _), Some(claim)) = (decision, &item.claim) else { return };
         self.conflicts.counted.increment(1);
@@ -129,6 +129,6 @@ mod tests {
         assert_eq!(window.turn(0, later - Duration::from_nanos(1)), None);
         assert_eq!(window.turn(0, later), Some(1_000 - KEYS_MAX as u64 + 1));
         window.turn_back(0, 7);
-        assert_eq!(window.turn(0, later), Some(8), "what could not be noted has its turn again");
+        assert_eq!(window.turn(0, later), Some(8), "a conflict that could not be noted has its turn again");
     }
 }

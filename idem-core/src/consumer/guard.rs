@@ -1,7 +1,7 @@
 //! [`Once`]: work that is done step by step, in a unit that a task holds for it.
 //!
-//! A unit borrows its connection, so nobody can own it and take it along. The task runs what it is sent, on the transaction
-//! that it has open, until it is told the outcome.
+//! A unit borrows its connection, so a caller cannot own it and take it along. A task runs the steps that it is sent, in
+//! its open transaction, until it is sent the outcome.
 
 use std::{
     fmt,
@@ -33,14 +33,14 @@ use crate::{
 pub enum Once<S: Store> {
     /// The operation is new, its key is claimed, and its transaction is open.
     First(Running<S>),
-    /// It was done before, and this is what it answered.
+    /// It was done before, with this answer.
     Known(Ran),
 }
 
 /// An operation under way. Dropped before its end, it is rolled back, and its key is free again.
 ///
-/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::DedupConsumerBuilder::lanes): who has
-/// one and begins another may wait for itself. It takes at most the
+/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::DedupConsumerBuilder::lanes): a
+/// task that has one and begins another may wait for itself. It takes at most the
 /// [deadline of handlers](crate::DedupConsumerBuilder::handler_deadline), after which nothing of it is kept.
 pub struct Running<S: Store> {
     message: Message,
@@ -71,14 +71,14 @@ impl<S: Store> Running<S> {
         &self.message
     }
 
-    /// Does something in the transaction, and answers what it answers. May be called several times; what an error of the database
-    /// means for the rest of the transaction is the database's.
+    /// Runs a step in the transaction, and returns its answer. May be called several times; whether the transaction can go on
+    /// after an error of the database is up to the database.
     ///
     /// # Errors
     /// The operation has ended meanwhile, at its deadline; nothing of it is kept.
     ///
     /// # Cancel safety
-    /// What a dropped call has begun is done before the next step.
+    /// A step that a dropped call has begun is finished before the next one.
     pub async fn with<T, F>(&mut self, step: F) -> Result<T, RunOnceError>
     where
         T: Send + 'static,
@@ -88,7 +88,7 @@ impl<S: Store> Running<S> {
         let step = Step::Do(Box::new(move |tx| {
             Box::pin(async move {
                 let done = step(tx).await;
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = answer.send(done);
             })
         }));
@@ -136,7 +136,7 @@ impl<S: Store> Running<S> {
 
     async fn end(self, outcome: Result<ResultBody, WorkError>) -> Result<Ran, RunOnceError> {
         let Self { steps, ended, .. } = self;
-        // Where the task is over, it says why.
+        // Where the task is over, its answer says why.
         let _ = steps.send(Step::End(outcome)).await;
         drop(steps);
         ended.await.unwrap_or_else(|_panicked| Err(over()))
@@ -162,7 +162,7 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
             Box::pin(async move {
                 let (to_do, tell) = first.ok_or_else(|| WorkError::failed(HandlerError::transient(CANNOT_REPEAT)))?;
                 let message = tx.message().cloned().ok_or_else(|| WorkError::from("the operation has no message"))?;
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = tell.send(message);
                 steps_of(to_do, tx).await
             })
@@ -182,7 +182,7 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
 const CANNOT_REPEAT: &str =
     "the transaction could not be committed, and its steps cannot be repeated: ask again with the same key";
 
-/// Does what it is sent, until it is told the outcome.
+/// Runs the steps that it is sent, until it is sent the outcome.
 async fn steps_of<S: Store>(mut to_do: mpsc::Receiver<Step<S>>, tx: &mut Tx<'_, S>) -> Result<ResultBody, WorkError> {
     while let Some(step) = to_do.recv().await {
         match step {

@@ -47,8 +47,8 @@ pub(super) enum TransactionState {
     Busy,
 }
 
-/// What the handlers of a unit handed in, by the place of their message in the unit and in its order; nothing of those that
-/// handed nothing in.
+/// The events and results of a unit's handlers, by the place of their message in the unit and in its order, without
+/// handlers that handed nothing in.
 pub(super) type AllHandedIn = Vec<(usize, HandedIn)>;
 
 impl HandlingError {
@@ -56,7 +56,7 @@ impl HandlingError {
         Self::Handlers { failed: vec![(index, failure)], left }
     }
 
-    /// Of what several handlers left behind, the worst counts.
+    /// Of the states that several handlers left, the worst counts.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Store(error), _) | (_, Self::Store(error)) => Self::Store(error),
@@ -70,8 +70,8 @@ impl HandlingError {
     }
 }
 
-/// Runs the handlers of these messages, and comes back only when no future of a handler is left. Answers what they handed in.
-/// `of_call` is what a call brought along, to run in place of the consumer's own.
+/// Runs the handlers of these messages, and comes back only when no future of a handler is left. Answers their events and
+/// results. `of_call` is the work that a call brought along, to run in place of a handler.
 pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,
@@ -86,7 +86,7 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
             side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
         }
         (Work::OfCall, _) => {
-            let none = StoreError::Unsupported { what: "run what no call has brought along" };
+            let none = StoreError::Unsupported { what: "run work that no call has brought along" };
             in_order(inner, of_call.ok_or(HandlingError::Store(none))?, unit, items, fresh).await
         }
     }
@@ -116,8 +116,8 @@ pub(super) fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), 
 }
 
 /// Runs the handlers of different ordering keys at once, and those of one in turn. After the first failure none begins,
-/// and those that run end by themselves or at their deadlines: a failed statement fails what its neighbours send
-/// behind it, so nobody knows yet whose fault it is.
+/// and those that run end by themselves or at their deadlines: a failed statement fails its neighbours' statements
+/// behind it, so the culprit is not known yet.
 async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     handler: &dyn DynHandler<S>,
@@ -182,7 +182,7 @@ fn groups<J: Borrow<Item>>(items: &[J], fresh: Vec<(usize, Ticket)>) -> Vec<Vec<
     groups
 }
 
-/// Runs the handler for one message. Answers what it handed in, if anything.
+/// Runs the handler for one message. Answers its events and results, if any.
 async fn run_one<S: Store>(
     inner: &Inner<S>,
     handler: &dyn DynHandler<S>,

@@ -13,7 +13,7 @@ use crate::{
     store::{Claim, Store},
 };
 
-/// A message with what it takes to claim its key.
+/// A message with the claim of its key.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
     pub(crate) message: Message,
@@ -149,7 +149,7 @@ impl<S: Store> Inner<S> {
 }
 
 /// Which limit the message is beyond, if any. Headers count by number and bytes, because a broker takes many times more of
-/// them than anybody sends, and each costs memory that its bytes do not show.
+/// them than senders need, and each costs memory that its bytes do not show.
 fn too_large(message: &Message, settings: &ConsumerSettings) -> Option<String> {
     let (headers, payload) = (message.headers(), message.payload().map_or(0, bytes::Bytes::len));
     let beyond = |what: String, name: &str, max: usize| Some(format!("{what}, and {name} is {max}"));

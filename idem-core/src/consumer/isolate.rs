@@ -35,7 +35,7 @@ pub(super) async fn process<S: Store>(
     all.into_iter().map(|(message, decision, _)| (message, decision)).collect()
 }
 
-/// The same with results, where somebody asks for them.
+/// The same with results, where the caller asks for them.
 pub(super) async fn process_with<S: Store>(
     inner: &Inner<S>,
     session: &mut Option<S::Session>,
@@ -67,7 +67,7 @@ pub(super) async fn process_with<S: Store>(
     let decisions = decisions.into_iter().chain(std::iter::repeat_with(|| Decision::Busy));
     let known = known.into_iter().chain(std::iter::repeat(None));
     for (((position, item), decision), known) in positions.into_iter().zip(items).zip(decisions).zip(known) {
-        // What a round has noted whose commit nobody answered counts for nothing.
+        // Results of a round whose COMMIT had no answer count for nothing.
         let is_done = matches!(decision, Decision::Processed(_) | Decision::Duplicate(..));
         decided[position] = Some((item.message, decision, known.filter(|_| is_done)));
     }
@@ -81,7 +81,7 @@ pub(super) async fn whole<S: Store>(
     items: &[Item],
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> Option<Vec<Decision>> {
-    // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
+    // Without a worker nothing is counted or held: where a worker would do so, this call ends, with the cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     let mut contended = None;
     for round in 0..ROUNDS_MAX {
@@ -99,7 +99,7 @@ pub(super) async fn whole<S: Store>(
             End::Lost(error) | End::StoreFailed(error) => (Seen::StoreFailed(error.class()), error),
         };
         match policy::after(&known, seen) {
-            // The next round claims on a new connection, which tells how the commit ended (A5, A6).
+            // The next round claims on a new connection, which shows how the commit ended (A5, A6).
             Action::ClaimAgain => {
                 tracing::warn!(idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost");
                 contended = None;
@@ -121,7 +121,7 @@ pub(super) async fn whole<S: Store>(
             }
         }
     }
-    // A message that ran alone each time has failed of it.
+    // A message that ran alone each time has failed with this error.
     contended.filter(|_| items.len() == 1).map(|error| vec![Decision::Failed(store_failure::<S>(&error))])
 }
 
@@ -149,7 +149,7 @@ async fn alone<S: Store>(
         }
         let key = item.claim.as_ref().map(|claim| (claim.scope, claim.key.as_str()));
         let order = item.message.ordering_key();
-        // What follows a message that waits for another attempt waits behind it (D7, D10).
+        // Messages behind one that waits for another attempt wait too (D7, D10).
         if key.is_some_and(|key| waiting.contains(&key)) || order.is_some_and(|order| ordered.contains(order)) {
             decisions.push(Decision::Busy);
             continue;
@@ -199,7 +199,7 @@ pub(super) async fn decide_one<S: Store>(
     answers: Option<&mut Answers<'_, S>>,
 ) -> Decision {
     let decided = whole(inner, session, std::slice::from_ref(item), answers).await;
-    // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
+    // Without an answer after that many rounds, the outcome is unknown: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }
 

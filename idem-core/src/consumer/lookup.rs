@@ -32,8 +32,8 @@ pub(crate) async fn look_up<S: Store, J: Borrow<Item> + Sync>(
     (found.is_ok().then_some(session), found)
 }
 
-/// Whether the database can do what a unit needs: claims a key that no message has, and rolls back. Reading alone would
-/// call a database back that takes no writes, or has lost the table.
+/// Whether the database can serve a unit: claims a key that no message has, and rolls back. Reading alone would accept
+/// a database that takes no writes, or has lost the table.
 pub(crate) async fn probe<S: Store>(
     inner: &Inner<S>,
     session: Option<S::Session>,
@@ -80,11 +80,11 @@ pub(crate) enum Alone<T> {
     Held,
 }
 
-/// Does something about a message while nobody else can handle it: its key is claimed, and the claim rolled back once it is
-/// done. Nothing is done where the key is recorded, or held by somebody.
+/// Runs `then` while no other unit can handle the message: its key is claimed, and the claim is rolled back afterwards.
+/// Nothing runs where the key is recorded, or held by another unit.
 ///
-/// A store that lets one unit write at a time could not write anything meanwhile, and needs no claim: whoever ran the
-/// message held the same lock. There it is done directly after.
+/// A store that lets one unit write at a time could not write anything meanwhile, and needs no claim: a unit that ran
+/// the message held the same lock. There `then` runs directly after the look-up.
 pub(crate) async fn alone_with<S: Store, T>(
     inner: &Inner<S>,
     session: Option<S::Session>,
@@ -153,7 +153,7 @@ pub(super) async fn recorded<S: Store>(
     let Some(Found { recorded, result }) = find(inner, session, claim).await? else { return Ok(None) };
     let verdict = outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule));
     Ok(decision(verdict).map(|decision| {
-        // Whoever asks for something else has no use for it.
+        // A caller whose payload differs gets no result.
         let result = match &decision {
             Decision::Duplicate(..) => known(inner.seal.as_deref(), claim.scope, &claim.key, result),
             Decision::Processed(_) | Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => {
@@ -172,7 +172,7 @@ async fn find<S: Store>(
 ) -> Result<Option<Found>, StoreError> {
     let was_idle = session.is_some();
     match find_on(inner, session, claim).await {
-        // A session that was idle may have lost its server since, or hold a plan that is stale: its first statement tells.
+        // A session that was idle may have lost its server since, or hold a plan that is stale: its first statement shows it.
         Err(error) if was_idle && (is_lost(&error) || error.class() == ErrorClass::RunUnitAgain) => {
             find_on(inner, session, claim).await
         }
@@ -195,7 +195,7 @@ async fn find_on<S: Store>(
     Ok(found.into_iter().next().flatten())
 }
 
-/// What is known of one key. Nothing is left behind.
+/// The state of one key. Nothing is left behind.
 pub(super) async fn ask<S: Store>(
     inner: &Inner<S>,
     session: &mut Option<S::Session>,
@@ -209,11 +209,12 @@ pub(super) async fn ask<S: Store>(
     let mut own = session_or_open(inner, session.take()).await?;
     let is_free = is_free(inner, &mut own, claim).await?;
     *session = Some(own);
-    // Where it was recorded since, whoever asks again is told.
+    // Where it was recorded since, the next call reads that.
     Ok(if is_free { KeyState::Unknown } else { KeyState::InProgress })
 }
 
-/// Whether a key could be claimed. Who holds one shows nothing of it before it commits, but lets nobody else have it.
+/// Whether a key could be claimed. A transaction that holds one shows nothing of it before its commit, but no other can claim
+/// it.
 async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
     let registered = inner.register(None).await?;
     let limit = inner.settings.answer_timeout;
@@ -231,7 +232,7 @@ async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &C
     Ok(is_free)
 }
 
-/// The lane's number in the transactions of those who ask.
+/// The lane's number in transactions that only ask.
 const ASKS: i32 = -1;
 
 async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(

@@ -122,21 +122,21 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) open: Arc<OpenUnits>,
     /// The source of a worker's messages, for spans; unset without a worker.
     pub(crate) source: OnceLock<Destination>,
-    /// What that source said of its broker.
+    /// The facts about its broker that this source found.
     attached: OnceLock<Attached>,
-    /// What handlers may publish, and how large a result may be.
+    /// The destinations that handlers may publish to, and the limits of events and results.
     pub(crate) publishing: PublishRules,
-    /// What results are sealed with.
+    /// The seal of results.
     seal: Option<Arc<dyn Seal>>,
-    /// The ids of what it may publish to, in the order of the rules. Known once the consumer is registered.
+    /// The ids of the destinations, in the order of the rules. Known once the consumer is registered.
     destinations: OnceLock<Vec<DestinationId>>,
-    /// Told after each commit of a unit that handed something in; a relay in this process listens.
+    /// Notified after each commit of a unit that handed something in; a relay in this process waits for it.
     pub(crate) published: Arc<Notify>,
     registered: OnceCell<Registered>,
     scopes: Mutex<HashMap<Tenant, ScopeId>>,
     /// The server that has all of them, where the consumer publishes.
     server: Mutex<Option<StoreIdentity>>,
-    /// Sessions of ours that nobody uses now, and a permit for each that may exist.
+    /// Sessions of ours that are not in use, and a permit for each that may exist.
     idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
     shared_units: Option<SharedUnits>,
@@ -153,8 +153,8 @@ pub(crate) struct Inner<S: Store> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Whether messages share a unit: calls to other systems must not be repeated for a neighbour's sake, and what one handler
-    /// sets for its transaction holds for the next.
+    /// Whether messages share a unit: calls to other systems must not be repeated for a neighbour's sake, and one handler's
+    /// settings of its transaction hold for the next.
     pub(crate) fn shares_units(&self) -> bool {
         self.effects == Effects::InTransaction && !self.settings.units_of_one
     }
@@ -190,8 +190,8 @@ impl<S: Store> DedupConsumer<S> {
     }
 
     /// Decides for each of `messages`, in order, and handles those that are new, on a connection of the consumer's
-    /// own. Gives each message back with its decision, in the order given, so that what has no proof can be handed back to
-    /// the broker or kept.
+    /// own. Gives each message back with its decision, in the order given, so that a message without a proof can be handed
+    /// back to the broker or kept.
     ///
     /// Equal keys within one call are folded: the first leads, and the others are decided by its outcome. A message
     /// whose leader failed for now is [`Decision::Busy`].
@@ -200,14 +200,14 @@ impl<S: Store> DedupConsumer<S> {
     /// `lanes` calls run at once; the others wait their turn, for as long as it takes.
     ///
     /// # Errors
-    /// Only where the consumer could not be registered, which [`start`](Self::start) does before; what happens to single
-    /// messages stands in their decisions. A database that is down is the [failure](crate::Failure) of every message that
-    /// it could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure). On an error the messages are not given
+    /// Only where the consumer could not be registered, which [`start`](Self::start) does before; the fate of single
+    /// messages is in their decisions. A database that is down is the [failure](crate::Failure) of every message that it
+    /// could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure). On an error the messages are not given
     /// back: they come again from the broker.
     ///
     /// # Cancel safety
-    /// What a dropped call has begun is finished by a task. The messages may then have been handled; hand them in again to
-    /// learn it.
+    /// A task finishes the work that a dropped call has begun. The messages may then have been handled; hand them in again
+    /// to learn it.
     pub async fn process(
         &self,
         messages: impl IntoIterator<Item = Message>,
@@ -323,7 +323,7 @@ impl<S: Store> Drop for OwnSession<S> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Verifies and registers once. `attached` is what the worker's source says of its broker.
+    /// Verifies and registers once. `attached` holds the facts about its broker that the worker's source found.
     pub(crate) async fn register(&self, attached: Option<&Attached>) -> Result<&Registered, StoreError> {
         let bound_to_nothing = attached.is_none() && self.handler_name.is_none();
         let register = || async {
@@ -346,7 +346,7 @@ impl<S: Store> Inner<S> {
         self.registered.get_or_try_init(register).await
     }
 
-    /// Interns what the handler publishes to.
+    /// Interns the destinations that the handler publishes to.
     async fn declare(&self) -> Result<(), StoreError> {
         if self.publishing.destinations.is_empty() {
             return Ok(());
@@ -359,14 +359,14 @@ impl<S: Store> Inner<S> {
                 "intern destinations: it answered with another number, which breaks the contract of Outbox::declare";
             return Err(StoreError::Unsupported { what });
         }
-        // Told once: this runs under the cell of what is registered.
+        // Set once: this runs under the cell of the registration.
         let _ = self.destinations.set(ids);
         Ok(())
     }
 
     /// The same for a worker, which binds the name to its source also where the consumer was started before.
     pub(crate) async fn register_bound(&self, attached: &Attached) -> Result<&Registered, StoreError> {
-        // Told once, as the consumer is bound once.
+        // Set once, as the consumer is bound once.
         let _ = self.source.set(Destination::of(&attached.bound_to));
         let _ = self.attached.set(attached.clone());
         if self.registered.initialized() {
@@ -410,9 +410,9 @@ impl<S: Store> Inner<S> {
         Ok(scope)
     }
 
-    /// Interns what is missing on another server that answers now: a standby that had not received it, or a backup. Its rows
-    /// are needed to read records by names; that numbers keep their meaning while they are missing follows from
-    /// [`Interned`](store::Interned).
+    /// Interns the rows that are missing on another server that answers now: a standby that had not received them, or a
+    /// backup. They are needed to read records by names; [`Interned`](store::Interned) says why numbers keep their meaning
+    /// without them.
     pub(crate) async fn intern_again(&self) -> Result<(), StoreError> {
         if !self.publishes() {
             // The next message of each tenant interns it.
@@ -427,8 +427,8 @@ impl<S: Store> Inner<S> {
         if !self.publishes() {
             return Ok(());
         }
-        // Events are found by the rows of their destination and tenant, and were perhaps committed before anybody saw that these
-        // are missing.
+        // Events are found by the rows of their destination and tenant, and were perhaps committed before it was seen that
+        // these are missing.
         self.declare().await?;
         let tenants: BTreeSet<Tenant> = self.known_scopes().keys().cloned().collect();
         for tenant in tenants {
@@ -438,8 +438,9 @@ impl<S: Store> Inner<S> {
         Ok(())
     }
 
-    /// On a connection that was just opened: interns what is missing where another server answers than before. Events that were
-    /// committed without the rows of their destination and tenant would be found by no relay. Who publishes nothing asks nothing.
+    /// On a connection that was just opened: interns missing rows where another server answers than before. Events that were
+    /// committed without the rows of their destination and tenant would be found by no relay. A consumer that publishes
+    /// nothing asks nothing.
     pub(crate) async fn interned_there(&self) -> Result<(), StoreError> {
         let Some(registered) = self.registered.get().filter(|_| self.publishes()) else { return Ok(()) };
         let now = self.store.bookkeeping().control(registered.scope).await?.identity;
@@ -499,7 +500,7 @@ impl<S: Store> Inner<S> {
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
-            // What was refused of a message is refused each time.
+            // A refused event or result is refused each time.
             let is_refused = crate::handler::chain(error.inner()).any(|link| link.is::<crate::PublishError>());
             let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
             let reason = if error.downcast_ref::<crate::DecodePayloadError>().is_some() {

@@ -28,7 +28,7 @@ fn last(verdict: Option<Verdict>) -> Decision {
     verdict.and_then(decision).unwrap_or(Decision::Busy)
 }
 
-/// What the audit trail says of a key that was used for two operations.
+/// The text of the audit trail about a key that was used for two operations.
 pub(crate) fn conflict_details(claim: &Claim, recorded: &Recorded, origin: &str) -> String {
     format!(
         "recorded hash {} (rule {}, run {}), found hash {} (rule {}) from {origin}",
@@ -51,7 +51,7 @@ impl Outcomes {
         self.verdicts[index] = Some(verdict);
     }
 
-    /// What was found to be a duplicate by its record.
+    /// The messages whose records show them to be duplicates.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = usize> {
         let verdicts = self.verdicts.iter().enumerate();
         verdicts.filter(|(_, verdict)| matches!(verdict, Some(Verdict::Duplicate(..)))).map(|(index, _)| index)
@@ -122,7 +122,7 @@ impl Outcomes {
 mod tests {
     use super::*;
 
-    /// Rule 1: nobody acknowledges a message of which nothing is known.
+    /// Rule 1: a message of which nothing is known is not acknowledged.
     #[test]
     fn a_message_without_a_verdict_is_handed_back() {
         for verdict in [None, Some(Verdict::Unanswered), Some(Verdict::Fresh(outcome::unprotected()))] {

@@ -16,7 +16,7 @@ use crate::{
     store::{Claim, Claimed, Store, UnitOfWork},
 };
 
-/// Writes what was handed in by a transaction of its own: beside a record that is committed, or with one that is claimed anew.
+/// Writes events and results in a transaction of its own: beside a record that is committed, or with one that is claimed anew.
 pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: &mut S::Session,
@@ -30,7 +30,7 @@ pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
         let registered = inner.register(None).await?;
         let begin = inner.store.begin(session, options(&inner.settings, registered.run, -1));
         let mut unit = answered(inner.settings.answer_timeout, "beginning", begin).await?;
-        let again = || StoreError::contended("storing an outcome", "somebody else has the key");
+        let again = || StoreError::contended("storing an outcome", "another unit has the key");
         let claimed = unit.claim(claims).await.map_err(|_| again())?;
         if claimed.iter().any(|claimed| *claimed != Claimed::Inserted) {
             unit.rollback().await?;

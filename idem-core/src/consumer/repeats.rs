@@ -1,8 +1,8 @@
 //! Whether a call is likely to repeat an operation that is done, so that its record is looked up before anything is claimed.
 //!
-//! A look-up is one statement where a claim in vain is a transaction, and a first run must not pay for it. So it is made where
-//! there is reason for it: the key was seen here before, or repeats of keys that were not come one after the other, as they do
-//! when another process has gone away. This decides nothing: a wrong guess costs one statement, or the claim that everybody else makes.
+//! A look-up is one statement where a claim in vain is a transaction, and a first run must not pay for it. So it is made only
+//! for a reason: the key was seen here before, or one call after the other repeats a key that was not, as after the end of
+//! another process. This decides nothing: a wrong guess costs one statement, or the claim that every other call makes.
 
 use std::{
     collections::HashSet,
@@ -16,10 +16,10 @@ use std::{
 
 use crate::{outcome::Decision, store::Claim};
 
-/// How many keys are known at least, where so many were seen. Twice as many at most, in 2.5 MB.
+/// This many of the latest keys are remembered at least, and twice as many at most, in 2.5 MB.
 const KEYS: usize = 65_536;
 
-/// After so many repeats in a row that nobody expected, the next one is.
+/// After this many unexpected repeats in a row, the next call is expected to be one.
 const IN_A_ROW: u32 = 4;
 
 /// The keys that calls had lately, and how the guesses went.
@@ -37,7 +37,7 @@ struct Seen {
     older: HashSet<u64>,
 }
 
-/// What is expected of a call.
+/// The expectation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A repeat, because its key is known.
@@ -66,7 +66,7 @@ impl Repeats {
         let is_repeat = match decision {
             Decision::Processed(_) => false,
             Decision::Duplicate(..) | Decision::Conflict(..) => true,
-            // Whoever holds the key will most likely be done when it comes again. Whether this was a repeat nobody knows.
+            // The holder of the key will most likely be done when the call comes again. Whether this was a repeat is unknown.
             Decision::Busy => return self.see(claim),
             Decision::Failed(_) => return,
         };
@@ -150,7 +150,7 @@ mod tests {
             assert_eq!(call(&repeats, key, conflict), Expected::Another, "{key}");
         }
         assert_eq!(call(&repeats, "7", |_| first()), Expected::Another);
-        assert_eq!(call(&repeats, "8", |_| first()), Expected::First, "what was guessed wrongly is not guessed again");
+        assert_eq!(call(&repeats, "8", |_| first()), Expected::First, "a wrong guess is not repeated");
         // Those of known keys say nothing of others.
         for _ in 0..10 {
             assert_eq!(call(&repeats, "1", conflict), Expected::Repeat);

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
-/// and every repeat with the same key and payload gets what the first one answered, byte for byte.
+/// and every repeat with the same key and payload gets the first one's answer, byte for byte.
 ///
 /// [`build_once`](crate::DedupConsumerBuilder::build_once) makes it. Cloning is cheap, and clones share everything.
 ///
@@ -41,7 +41,7 @@ use crate::{
 ///             Box::pin(async move {
 ///                 let _connection = tx.connection(); // the store's own: run statements on it
 ///                 if cents <= 0 {
-///                     // Whoever asks again with this key is refused again, without a run.
+///                     // Another call with this key is refused again, without a run.
 ///                     return Err(WorkError::final_result(ResultBody::new("nothing to transfer").with_status(422)));
 ///                 }
 ///                 Ok(ResultBody::json(&serde_json::json!({ "transferred": cents }))?.with_status(201))
@@ -75,7 +75,7 @@ pub type Working<'a> = Pin<Box<dyn Future<Output = Result<ResultBody, WorkError>
 /// stored, and the next call with the key runs the work.
 ///
 /// A handler under a [`Worker`](crate::Worker) answers a [`HandlerError`] and can have no final error: its message would be
-/// acknowledged without its effect, and be no dead letter that anybody sees.
+/// acknowledged without its effect, and without a dead letter.
 #[derive(Debug)]
 pub struct WorkError(Why);
 
@@ -86,8 +86,8 @@ enum Why {
 }
 
 impl WorkError {
-    /// The operation is refused for good, and this is what it answers: what the work has written and published is taken back,
-    /// the refusal is stored with the key, and every repeat gets it without a run. Needs
+    /// The operation is refused for good, with this answer: the work's writes and events are taken back, the refusal is
+    /// stored with the key, and every repeat gets it without a run. Needs
     /// [`final_errors`](crate::DedupConsumerBuilder::final_errors).
     ///
     /// A refusal with effects of its own, such as a declined payment that is to be counted, is no error: answer it with `Ok`.
@@ -145,7 +145,7 @@ pub enum KeyState {
     Done {
         /// Its record.
         recorded: Box<Recorded>,
-        /// What it answered, or why that cannot be given.
+        /// Its answer, or why that cannot be given.
         result: Result<StoredResult, NotKept>,
     },
 }
@@ -154,7 +154,7 @@ pub enum KeyState {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunOnceError {
-    /// The key was used before with another payload. Nothing ran, and nothing of what is stored is shown. It is counted and logged; the
+    /// The key was used before with another payload. Nothing ran, and no stored data is shown. It is counted and logged; the
     /// audit trail has a line about it once an hour a key, and for 32 keys an hour, so that no refusal is a write each time.
     #[error("the key {key} was used before for another operation")]
     Conflict {
@@ -162,7 +162,7 @@ pub enum RunOnceError {
         key: IdempotencyKey,
         /// How it was found.
         kind: ConflictKind,
-        /// The record of the other operation. It is for the one who runs the service: what it holds is not the caller's.
+        /// The record of the other operation. It is for the operator of the service: its content is not the caller's.
         recorded: Box<Recorded>,
     },
     /// Another call has been running this operation for longer than
@@ -170,7 +170,7 @@ pub enum RunOnceError {
     /// again with the same key.
     #[error("the operation is in progress; ask again with the same key")]
     Busy,
-    /// The operation is done, and its result is not there to be given. It never runs again.
+    /// The operation is done, but its result cannot be given. It never runs again.
     #[error("the operation was done before, but {why}")]
     NotKept {
         /// The record of the operation.
@@ -179,7 +179,7 @@ pub enum RunOnceError {
         #[source]
         why: NotKept,
     },
-    /// The key, the tenant or the payload is none that this consumer takes. Nothing ran.
+    /// This consumer does not accept the key, the tenant or the payload. Nothing ran.
     #[error("{0}")]
     Refused(Failure),
     /// The work failed, or did not end in time. Nothing was written, and the next call with the key runs it.
@@ -242,13 +242,14 @@ impl<S: Store> RunOnce<S> {
         self.inner.register(None).await.map(|_| ())
     }
 
-    /// Runs `work` unless an operation with this key was done before, and answers what the first run answered. The payload is
-    /// what tells the operation from another one that uses the same key. The key is given as the header `idempotencykey`, where the
-    /// default [source](crate::DedupConsumerBuilder::key_source) finds it; with another source use [`run_message`](Self::run_message).
+    /// Runs `work` unless an operation with this key was done before, and returns the first run's answer. The payload
+    /// distinguishes the operation from another one that uses the same key. The key is given as the header `idempotencykey`,
+    /// where the default [source](crate::DedupConsumerBuilder::key_source) finds it; with another source use
+    /// [`run_message`](Self::run_message).
     ///
     /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
-    /// answer to the commit was lost and nothing had been committed, so it must not use anything up. What it writes through its
-    /// transaction happens once; what it does elsewhere may be repeated. To publish, it has the message as
+    /// answer to the commit was lost and nothing had been committed, so it must not use anything up. Its writes through the
+    /// transaction happen once; its effects elsewhere may be repeated. To publish, it has the message as
     /// [`tx.message()`](Tx::message).
     ///
     /// At most [`lanes`](crate::DedupConsumerBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes.
@@ -257,7 +258,7 @@ impl<S: Store> RunOnce<S> {
     /// [`RunOnceError`].
     ///
     /// # Cancel safety
-    /// What a dropped call has begun is finished by a task. Ask again with the same key to learn the outcome.
+    /// A task finishes the work that a dropped call has begun. Ask again with the same key to learn the outcome.
     pub async fn run_once<F>(&self, key: &str, payload: impl AsRef<[u8]>, work: F) -> Result<Ran, RunOnceError>
     where
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
@@ -265,8 +266,8 @@ impl<S: Store> RunOnce<S> {
         self.run_message(operation(key, payload.as_ref()), work).await
     }
 
-    /// The same step by step, for code that cannot put its work into a closure, such as a request whose handler is somebody
-    /// else's: the first caller gets its transaction open, and everybody else what the first one answered.
+    /// The same step by step, for code that cannot put its work into a closure, such as a request whose handler belongs to
+    /// a framework: the first caller gets an open transaction, and every other the first one's answer.
     ///
     /// ```
     /// # use idem_core::{Once, ResultBody, RunOnce, RunOnceError, Store};
@@ -301,8 +302,8 @@ impl<S: Store> RunOnce<S> {
         guard::begin(self, message).await
     }
 
-    /// What is known of the operation with this message's key, without running anything: who has lost an answer asks so. The
-    /// payload counts for nothing, so whoever may ask may read the answer.
+    /// The state of the operation with this message's key, without running anything: for a caller that has lost an answer.
+    /// The payload is not compared, so anyone who may ask may read the answer.
     ///
     /// # Errors
     /// [`RunOnceError::Refused`] where the message has no key, and [`RunOnceError::Unavailable`].
@@ -365,9 +366,10 @@ impl<S: Store> RunOnce<S> {
         .await
     }
 
-    /// What the operation with this message's key and payload answered when it was done; `None` where it was not. Nothing runs, and
-    /// nothing is written: it is one statement, where the store can. Calls do the same by themselves where they expect to be a repeat, as
-    /// their key was seen here before. Whoever has another reason to expect it, such as a client that says so, asks first.
+    /// The answer of the operation with this message's key and payload; `None` where it was not done. Nothing runs, and nothing
+    /// is written: it is one statement, where the store can. Calls do the same by themselves where they expect to be a repeat,
+    /// because their key was seen here before. A caller with another reason to expect one, such as a client that says so, asks
+    /// first.
     ///
     /// # Errors
     /// [`RunOnceError`].
@@ -388,7 +390,7 @@ impl<S: Store> RunOnce<S> {
 }
 
 impl<S: Store> OwnSession<S> {
-    /// What the record of an operation decides, with its result. `None` where it has none.
+    /// The decision by the record of an operation, with its result. `None` where it has none.
     async fn recorded(&mut self, item: &Item) -> Option<(Decision, Known)> {
         let recorded = lookup::recorded(&self.inner, &mut self.session, item).await;
         recorded

@@ -21,7 +21,7 @@ pub enum Keep {
 
 /// The outcome for a message that was to be set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "only what was kept whole may be forgotten by its sender"]
+#[must_use = "a sender may forget only a message that was kept whole"]
 pub enum SetAside {
     /// It is a dead letter, and its payload is kept, or it had none.
     Whole,
@@ -46,10 +46,10 @@ struct Cause<'d> {
 impl<S: Store> DedupConsumer<S> {
     /// Keeps a message that [`process`](Self::process) has given back, where its decision is one that no other attempt changes: a conflict, which
     /// is noted in the audit trail too, or a failure that does not [come again](crate::Failure::comes_again) and is not the set-up's. A
-    /// [`Worker`](crate::Worker) does this by itself. A copy of what was set aside before is counted with it.
+    /// [`Worker`](crate::Worker) does this by itself. A copy of an earlier dead letter is counted with it.
     ///
     /// # Errors
-    /// [`StoreError`] where nobody knows that it was kept. The message stays with its sender, and may be set aside again.
+    /// [`StoreError`] where it is not certain that it was kept. The message stays with its sender, and may be set aside again.
     ///
     /// # Cancel safety
     /// A dropped call may or may not have kept it. Call it again.

@@ -20,8 +20,8 @@ use crate::{
     store::{ScopeId, Store},
 };
 
-/// The most shared units that run at once. A call that comes while they do is in the next one's company; with more of them, each
-/// would have less.
+/// The most shared units that run at once. A call that comes while they do joins the next one; with more of them, each would
+/// hold fewer calls.
 const UNITS_MAX: usize = 4;
 
 /// The calls that wait for a unit.

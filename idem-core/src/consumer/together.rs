@@ -30,7 +30,7 @@ pub struct Call<S: Store> {
 }
 
 impl<S: Store> Call<S> {
-    /// What [`RunOnce::run_message`] takes.
+    /// A call with the arguments of [`RunOnce::run_message`].
     pub fn new<F>(message: Message, work: F) -> Self
     where
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
@@ -45,8 +45,8 @@ impl<S: Store> fmt::Debug for Call<S> {
     }
 }
 
-/// A connection on which several calls of a [`RunOnce`] are to share a unit. [`RunOnce::shared_unit`] waits for one, and nothing
-/// has begun on it: whoever collects calls takes those that have come until it is there.
+/// A connection on which several calls of a [`RunOnce`] are to share a unit. [`RunOnce::shared_unit`] waits for one, and
+/// nothing has begun on it: a collector of calls takes those that have come until then.
 pub struct SharedUnit<S: Store> {
     runs: RunOnce<S>,
     own: OwnSession<S>,
@@ -79,20 +79,21 @@ impl<S: Store> RunOnce<S> {
 
 impl<S: Store> SharedUnit<S> {
     /// Runs the work of these calls in one transaction, one after the other and each behind a savepoint, and answers for each in
-    /// their order once it is committed: who has many callers at once pays the price of one commit for them. A
-    /// [refusal](crate::WorkError::final_result) takes back what its own work has done, and nothing else.
+    /// their order once it is committed: many calls at once cost one commit. A [refusal](crate::WorkError::final_result) takes
+    /// back the effects of its own work, and nothing else.
     ///
     /// `None` is answered for a call that has to run alone, by [`RunOnce::run_message`]: of all calls where any work fails, panics
-    /// or does not end, where the transaction cannot be committed or nobody knows whether it was, and where another process has one
-    /// of the keys; and of calls of another tenant than the first one's. Running such a call alone repeats no effect.
+    /// or does not end, where the transaction cannot be committed or the outcome of its COMMIT is unknown, and where another
+    /// process has one of the keys; and of calls of another tenant than the first one's. Running such a call alone repeats no
+    /// effect.
     ///
-    /// What one work sets for its transaction (`SET LOCAL`, a role, a search path) is put back before the next one runs.
-    /// Advisory locks, temporary tables and the modes of constraints stay, and rows stay locked until all have ended. Where a store
-    /// cannot put settings back, as behind a pooler, every call runs alone; so it does where calls may [not](RunOnce::check_sharing)
-    /// share units.
+    /// The settings of one work for its transaction (`SET LOCAL`, a role, a search path) are put back before the next one runs.
+    /// Advisory locks, temporary tables and the modes of constraints stay, and rows stay locked until all have ended. Where a
+    /// store cannot put settings back, as behind a pooler, every call runs alone; so it does where calls may
+    /// [not](RunOnce::check_sharing) share units.
     ///
     /// # Cancel safety
-    /// What a dropped call has begun is finished by a task.
+    /// A task finishes the work that a dropped call has begun.
     pub async fn run(self, calls: Vec<Call<S>>) -> Vec<Option<Result<Ran, RunOnceError>>> {
         let Self { runs, own } = self;
         let mut ended: Vec<Ended> = calls.iter().map(|_| None).collect();
@@ -156,8 +157,8 @@ impl<S: Store> Company<S> {
     }
 }
 
-/// Runs the calls as one unit; `None` where each has to run alone. No failure runs them together again: whose it was, nobody
-/// else is to pay for twice.
+/// Runs the calls as one unit; `None` where each has to run alone. After a failure they do not run together again: the
+/// others are not to pay twice for one call's failure.
 async fn as_one<S: Store>(
     inner: &Inner<S>,
     session: &mut Option<S::Session>,
@@ -173,11 +174,11 @@ async fn as_one<S: Store>(
                 tracing::warn!(
                     idem.consumer = %inner.name,
                     "calls share no units here: on a connection that others use too, such as one behind a pooler in transaction \
-                     mode, nobody can put back what a handler has set; each runs alone"
+                     mode, a handler's settings cannot be put back; each runs alone"
                 );
             }
         }
-        // Who claims the keys next learns how the commit ended (A5, A6).
+        // The next claim of the keys shows how the commit ended (A5, A6).
         End::Unknown { error, .. } => {
             let error = StoreError::Unavailable { doing: "committing", source: error };
             tracing::warn!(idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost");
@@ -191,7 +192,7 @@ async fn as_one<S: Store>(
 }
 
 /// Runs the work of each call that is fresh behind a savepoint of its own. Where one is refused for good, its effects are taken
-/// back, and its outcome is what it handed in.
+/// back, and its outcome takes the place of its result.
 pub(super) async fn handle<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,

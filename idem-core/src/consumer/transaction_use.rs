@@ -1,15 +1,15 @@
 //! Whether handlers use their transaction. One that writes over a connection of its own is not covered, and nothing else would
-//! tell its author (A13).
+//! show it (A13).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{DedupConsumer, Inner};
 use crate::{config::Effects, store::Store};
 
-/// After how many calls in which nothing was used it is told. More than one, because a handler may pass over a message.
+/// After this many calls without any use it is logged. More than one, because a handler may ignore a message.
 const UNUSED_MAX: u32 = 3;
 
-/// What was seen of the calls that went well.
+/// Observations of the calls that went well.
 #[derive(Debug, Default)]
 pub(super) struct TransactionUse {
     is_used: AtomicBool,
@@ -18,7 +18,7 @@ pub(super) struct TransactionUse {
 }
 
 impl TransactionUse {
-    /// Notes a call. True once: when so many have gone well that none of them using it is worth a word.
+    /// Notes a call. True once: when enough of them went well without using it to log that.
     fn note(&self, is_used: bool) -> bool {
         if is_used {
             self.is_used.store(true, Ordering::Relaxed);

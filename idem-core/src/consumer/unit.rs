@@ -34,14 +34,14 @@ use crate::{
 pub(crate) enum End {
     /// Every message has a decision, in order.
     Decided(Vec<Decision>),
-    /// Something was fresh, its keys are claimed no more, and its handler was not to run: see [`Gate`]. Or its calls cannot share a
-    /// unit on this connection.
+    /// A message was fresh, but its handler was not to run, and the claims were given up: see [`Gate`]. Or its calls cannot
+    /// share a unit on this connection.
     NotBegun,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
     /// Another unit holds a key of a unit of several messages: claim them one by one.
     Held,
-    /// The store neither inserted a key nor found who has it.
+    /// The store neither inserted a key nor found its record.
     NoWinner(StoreError),
     /// The unit conflicted with another and was rolled back; it may run again as it is.
     Again(StoreError),
@@ -78,7 +78,7 @@ const NO_WINNER_MAX: u32 = 5;
 pub(crate) type Gate<'g> = Pin<&'g mut (dyn Future<Output = bool> + Send + 'g)>;
 
 /// Runs one unit over `items` on `session`, which is opened where there is none. The session comes back after a normal end.
-/// Results are left in `answers`, where somebody asks for them.
+/// Results are left in `answers`, where they are asked for.
 pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: Option<S::Session>,
@@ -97,9 +97,9 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     let asked = answers.as_deref_mut();
     let first = run_on(inner, &mut session, lane_number, items, &mut claimed, gate, asked);
     let mut ended = first.instrument(span.clone()).await;
-    // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
-    // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
-    // One that does not answer in time has no second chance: the caller would wait twice as long as was set.
+    // A session that was idle in a caller's own loop may have lost its server since, which its first statement shows. A
+    // worker's lane probes the database in such a case; here the caller would see an outage that is over. One that does
+    // not answer in time has no second chance: the caller would wait twice as long as was set.
     if was_idle && !claimed && matches!(&ended.1, End::StoreFailed(error) if is_lost(error)) {
         session = match session_or_open(inner, None).await {
             Ok(session) => session,
@@ -143,7 +143,7 @@ pub(super) fn answered<T>(
     doing: &'static str,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> impl Future<Output = Result<T, StoreError>> {
-    // An async function would hold the call twice, as its parameter and as what it waits for.
+    // An async function would hold the call twice, as its parameter and as the future that it awaits.
     tokio::time::timeout(limit, call).map(move |answer| match answer {
         Ok(answer) => answer,
         Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
@@ -243,7 +243,7 @@ fn of_messages(results: Option<Results>, fold: &Fold) -> Results {
     results.into_iter().flatten().map(|(position, result)| (fold.claims[position], result)).collect()
 }
 
-/// Decides every message of a unit that went well, and leaves their results with whoever asked for them.
+/// Decides every message of a unit that went well, and leaves their results in `answers`.
 fn decide<S: Store, J: Borrow<Item>>(
     inner: &Inner<S>,
     items: &[J],
@@ -259,7 +259,7 @@ fn decide<S: Store, J: Borrow<Item>>(
     End::Decided(decisions)
 }
 
-/// Runs the handlers of what is fresh, appends what they handed in, seals and commits. On an error the unit has ended so.
+/// Runs the handlers of fresh messages, appends their events and results, seals and commits. On an error the unit has ended so.
 async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     mut unit: S::Unit<'_>,
@@ -300,8 +300,8 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     Ok(())
 }
 
-/// Runs the handlers. Where the work of a call is refused for good, its effects are taken back, and its outcome is what it
-/// handed in.
+/// Runs the handlers. Where the work of a call is refused for good, its effects are taken back, and its outcome takes the
+/// place of its result.
 async fn handle<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,
@@ -324,7 +324,7 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     }
 }
 
-/// What is written before the commit: everything.
+/// The events and results that are written before the commit: all.
 #[cfg(not(feature = "bugs"))]
 fn before_commit<S: Store>(handed_in: AllHandedIn, _: Option<&mut Answers<'_, S>>) -> AllHandedIn {
     handed_in
@@ -359,7 +359,7 @@ fn keep_late<S: Store>(stopped: &HandlingError, indexes: &[usize], answers: Opti
     }
 }
 
-/// Notes what is decided already, and answers the rest in the order of delivery.
+/// Notes the messages that are decided already, and answers the rest in the order of delivery.
 fn fresh(verdicts: Vec<Verdict>, fold: &Fold, ledger: &mut Outcomes) -> Vec<(usize, Ticket)> {
     let mut fresh = Vec::new();
     for (verdict, index) in verdicts.into_iter().zip(&fold.claims) {
@@ -389,13 +389,13 @@ async fn stopped_early<S: Store>(
         // Its effects could have been taken back: only a planted bug does not.
         HandlingError::Final(_) => return (rollback(inner, unit).await.is_ok(), End::NotBegun),
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
-            // The handler may have left a statement running, so the server is told over another connection.
+            // The handler may have left a statement running, so the server ends it over another connection.
             let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;
             return (false, alone_or_isolated(failed, items));
         }
         HandlingError::Handlers { failed, left } => (failed, left == TransactionState::Clean),
     };
-    // Rolling back probes the connection: if it is broken, that is what failed, whatever the handler made of it.
+    // Rolling back probes the connection: if it is broken, that is the failure, whatever the handler answered.
     match rollback(inner, unit).await {
         Err(error) => (false, lost(error)),
         Ok(()) if failed.iter().any(|(_, failure)| failure.class == ErrorClass::RunUnitAgain) => {
@@ -410,8 +410,8 @@ fn in_the_way(failed: Vec<(usize, Failure)>) -> StoreError {
     StoreError::Contended { doing: "running a handler", source: text.unwrap_or_default().into() }
 }
 
-/// A message that failed alone has its decision. In a unit of several, what failed is tried alone before anybody is
-/// charged: the failure may be a neighbour's doing.
+/// A message that failed alone has its decision. In a unit of several, failed messages are tried alone before any is
+/// charged: a neighbour may be the cause.
 fn alone_or_isolated(failed: Vec<(usize, Failure)>, items: usize) -> End {
     let indexes = failed.iter().map(|(index, _)| *index).collect();
     match failed.into_iter().next() {

@@ -15,7 +15,7 @@ use crate::{error::ErrorClass, hash::PayloadHash, message::Message, store::HashR
 ///   that could not be hashed by the consumer's rule counts byte for byte.
 /// - Without a key it covers the place it came from, payload, headers, record key and type: nothing but a redelivery of
 ///   the very same message is a copy. Where a broker uses a place again, as Kafka does with the offsets of a topic that
-///   was created again, the place is told apart from its earlier life by the message's id.
+///   was created again, the message's id distinguishes the place from its earlier life.
 ///
 /// Stores keep it, so it never changes for the same letter; the golden vectors hold it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -20,10 +20,10 @@ thread_local! {
 }
 
 /// A process inside a test. It owns every task that is spawned by its tasks, however deep, and [`kill`](Self::kill) ends all
-/// of them between two polls, as the end of a process does: nothing of them runs any further, and what they hold is dropped
+/// of them between two polls, as the end of a process does: nothing of them runs any further, and their values are dropped
 /// in the order in which the tasks were born. The broker and the store stand outside of it and go on.
 ///
-/// Destructors run, other than in a process that is killed; so what a dropped connection does at once, a server would do
+/// Destructors run, unlike in a process that is killed; so a dropped connection does at once what a server would do
 /// later. It is meant for runtimes with one thread. Clones are the same life.
 #[derive(Clone)]
 pub struct Life(Arc<Inner>);
@@ -65,7 +65,7 @@ impl Life {
         Self::with(Box::new(after_poll), Box::new(|_| Fate::Pass))
     }
 
-    /// A life without tasks. `at_failpoint` is asked at each failpoint that one of its tasks comes by.
+    /// A life without tasks. `at_failpoint` is called at each failpoint that one of its tasks passes.
     #[must_use]
     pub fn fated(at_failpoint: impl Fn(&'static str) -> Fate + Send + Sync + 'static) -> Self {
         Self::with(Box::new(|_, _| {}), Box::new(at_failpoint))
@@ -94,7 +94,7 @@ impl Life {
     /// Ends it. A task that calls this goes on to its next `await`.
     pub fn kill(&self) {
         self.0.is_over.store(true, Ordering::SeqCst);
-        // One by one, and unlocked: what is dropped may spawn, or end other tasks.
+        // One by one, and unlocked: a dropped task may spawn, or end other tasks.
         while let Some((_, body)) = { self.bodies().pop_first() } {
             if let Some(body) = body.upgrade() {
                 body.die();

@@ -8,14 +8,14 @@ use crate::{
     store::{Store, Tx},
 };
 
-/// The handler that [`Handler::around`] runs something around.
+/// The handler that [`Handler::around`] runs a function around.
 pub struct Next<'n, S: Store>(&'n dyn DynHandler<S>);
 
 impl<S: Store> Next<'_, S> {
     /// Runs it. A function that does not call this answers in the handler's place; its `Ok(())` records the key.
     ///
     /// # Errors
-    /// What the handler answers.
+    /// The handler's error.
     ///
     /// # Cancel safety
     /// As for [`Handler::handle`].

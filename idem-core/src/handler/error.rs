@@ -1,4 +1,4 @@
-//! [`HandlerError`]: what a handler answers with when it failed.
+//! [`HandlerError`]: the answer of a handler that failed.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -52,7 +52,7 @@ use crate::{
 pub struct HandlerError {
     class: Option<ErrorClass>,
     retry_after: Option<Duration>,
-    /// What the operation answers for ever. Core alone sets it, from what the work of a [`RunOnce`](crate::RunOnce) says.
+    /// The operation's final answer. Core alone sets it, for the work of a [`RunOnce`](crate::RunOnce).
     outcome: Option<Box<ResultBody>>,
     inner: BoxError,
 }
@@ -96,18 +96,18 @@ impl HandlerError {
         self.class
     }
 
-    /// The operation is refused for good, and this is what it answers.
+    /// The operation is refused for good, with this answer.
     pub(crate) fn final_result(outcome: ResultBody) -> Self {
         let inner = "the operation was refused for good".into();
         Self { class: Some(ErrorClass::Permanent), retry_after: None, outcome: Some(Box::new(outcome)), inner }
     }
 
-    /// What the operation answers for ever, where the error says so.
+    /// The operation's final answer, where the error has one.
     pub(crate) fn take_outcome(&mut self) -> Option<ResultBody> {
         self.outcome.take().map(|outcome| *outcome)
     }
 
-    /// When the next attempt is wanted, where that was said.
+    /// The delay before the next attempt, where the handler asked for one.
     pub(crate) fn wanted_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -130,8 +130,9 @@ impl HandlerError {
         chain(&*self.inner).find_map(|error| error.downcast_ref())
     }
 
-    /// The class that was set by hand, or that one of `classify` and core's own errors gives; [`Transient`](ErrorClass::Transient) where
-    /// nobody knows. `classify` is a store's: [`Store::classify`](crate::Store::classify).
+    /// The class that was set by hand, or that one of `classify` and core's own errors gives;
+    /// [`Transient`](ErrorClass::Transient) where neither knows it. `classify` is a store's:
+    /// [`Store::classify`](crate::Store::classify).
     #[must_use]
     pub fn class_by(&self, classify: impl Fn(&(dyn Error + 'static)) -> Option<ErrorClass>) -> ErrorClass {
         let is_permanent = || {
@@ -152,7 +153,7 @@ pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
 }
 
 /// A broker's error with its causes, in one line: DNS, TLS, a throttled account and a full disk are one text otherwise. A
-/// store's is told by `consumer::describe`, since its causes may quote values.
+/// store's goes through `consumer::describe`, because its causes may quote values.
 pub(crate) fn with_causes(error: &SourceError) -> String {
     chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -164,7 +165,7 @@ impl<E: Into<BoxError>> From<E> for HandlerError {
 }
 
 /// For tests and programs, whose functions end in any error. There is none into a [`BoxError`], because that conversion
-/// would meet the one from everything that a `BoxError` can be made of: [`HandlerError::into_inner`] is it.
+/// would meet the one from everything that a `BoxError` can be made of: use [`HandlerError::into_inner`].
 impl From<HandlerError> for Box<dyn Error> {
     fn from(error: HandlerError) -> Self {
         error.inner

@@ -23,7 +23,7 @@ fn no_json() -> String {
     "it is no valid JSON".to_owned()
 }
 
-/// Reads text that is known to be JSON. `None` where it is not, which is for the caller to say.
+/// Reads text that is known to be JSON. `None` where it is not, which the caller reports.
 struct Reader<'a> {
     rest: &'a [u8],
 }

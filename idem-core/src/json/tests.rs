@@ -20,7 +20,7 @@ fn canonical(json: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// S10: exactly 64 levels pass, and what is deeper is refused before anything recurses.
+/// S10: exactly 64 levels pass, and deeper nesting is refused before anything recurses.
 #[test]
 fn s10_json_deeper_than_64_levels_is_refused() {
     assert!(!deeper_than_max(nested(64).as_bytes()));
@@ -50,7 +50,7 @@ fn brackets_inside_of_strings_are_no_levels() {
     assert!(deeper_than_max(format!("\\\"{}", "[".repeat(65)).as_bytes()) || text("\\\"", &["k"]).is_err());
 }
 
-/// S10: members that repeat on the way to the pointer are refused; elsewhere they are somebody else's affair.
+/// S10: members that repeat on the way to the pointer are refused; elsewhere they do not matter.
 #[test]
 fn s10_a_repeated_member_is_refused_only_beside_the_path() {
     let repeated = Err(MemberError::Repeated);
@@ -172,7 +172,7 @@ fn a_number_in_the_shape_of_arbitrary_precision_has_the_same_form() {
     }
 }
 
-/// S4: the problem is told without a word of the payload.
+/// S4: the error names the problem without a word of the payload.
 #[test]
 fn s4_what_is_wrong_is_told_without_the_payload() {
     assert_eq!(canonical(r#"{"secret":1,"secret":2}"#), Err("a member repeats at line 1 column 20".to_owned()));
@@ -202,7 +202,7 @@ fn members_are_found_and_removed_by_path() {
     assert!(tree.at(&path(&["a", "1", "x"])).is_none() && tree.at(&path(&["b"])).is_none());
 }
 
-/// The slow way to count levels: what a parser of unlimited depth would see.
+/// The slow way to count levels: as a parser of unlimited depth sees them.
 fn depth(value: &serde_json::Value) -> usize {
     use serde_json::Value::{Array, Bool, Null, Number, Object, String};
     match value {

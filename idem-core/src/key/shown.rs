@@ -49,9 +49,9 @@ impl fmt::Debug for KeySecret {
 
 static SECRET: OnceLock<KeySecret> = OnceLock::new();
 
-/// From now on, whatever this process shows of a key is its [keyed hash](KeySecret::hash): `Display` and `Debug` of
-/// [`IdempotencyKey`], and so every line of a log, span, error and page, those of handlers included. What is data, such
-/// as rows and headers of dead letters, holds keys as they are: [`IdempotencyKey::as_str`].
+/// From now on, this process shows of a key only its [keyed hash](KeySecret::hash): `Display` and `Debug` of
+/// [`IdempotencyKey`], and so every line of a log, span, error and page, those of handlers included. Data, such as rows
+/// and headers of dead letters, holds keys as they are: [`IdempotencyKey::as_str`].
 ///
 /// Call it once, before the first message: there is one way to show keys in a process, so that no place can forget it.
 ///
@@ -109,7 +109,7 @@ mod tests {
         let without = format!("amq.direct/orders/{shown}#1f");
         assert_eq!(hidden(None, Some(&key("order-1"))), without, "the key");
         assert_eq!(hidden(Some("order-1"), Some(&key("4:blue:order-1"))), without, "a part of the key");
-        assert_eq!(hidden(Some("order-1"), None), without, "what may be the key");
+        assert_eq!(hidden(Some("order-1"), None), without, "it may be the key");
         assert_eq!(hidden(Some("order-1"), Some(&key("4711"))), origin, "an id that is no key stays");
         assert_eq!(hidden(None, None), origin);
     }

@@ -49,7 +49,7 @@ fn s1_b10_nul_and_control_characters_are_refused() {
     }
 }
 
-/// S5: what is no control character but breaks or turns a line on a terminal is printed escaped.
+/// S5: characters other than control characters that break or turn a line on a terminal are printed escaped.
 #[test]
 fn s5_a_key_is_printed_escaped() {
     assert_eq!(key("a\"b\\").to_string(), r#"a\"b\\"#);
@@ -266,7 +266,7 @@ fn case_variants_of_a_uuid_are_one_key() {
     assert_eq!(KeyPolicy::Token.apply(key(&V7.to_uppercase())), Ok(key(&V7.to_uppercase())));
 }
 
-/// S1: an id that nobody set would make every message a duplicate of the first.
+/// S1: an unset id would make every message a duplicate of the first.
 #[test]
 fn s1_nil_max_and_other_notations_are_refused() {
     let refused = [

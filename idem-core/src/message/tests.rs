@@ -36,8 +36,8 @@ fn derived_keys_match_their_golden_vectors() {
     assert_eq!(unprotected.to_string(), "9c9696a9-373a-899c-b367-0479a1f8b53a", "the origin takes the key's place");
 }
 
-/// S2: what idem derives itself, under labels that begin with `idem:`, is never what a handler's label gives, so that no
-/// handler can take the id of an event that idem is about to send.
+/// S2: ids that idem derives itself, under labels that begin with `idem:`, never equal those of a handler's label, so
+/// that no handler can take the id of an event that idem is about to send.
 #[test]
 fn s2_a_label_of_a_handler_never_gives_an_id_of_idems_own() {
     let derived = |label: &str| identified(Message::new(""), "", "ledger", Some("order-1")).derived_key(label);
@@ -68,7 +68,7 @@ fn a_derived_key_depends_on_nothing_that_a_redelivery_changes() {
     assert_eq!(first, derived(again.with_sent_at(SystemTime::UNIX_EPOCH)));
 }
 
-/// S5: what a producer named its message is a part of a RabbitMQ origin, and forges no line of a log.
+/// S5: the producer's id of its message is a part of a RabbitMQ origin, and forges no line of a log.
 #[test]
 fn s5_an_origin_is_shown_in_one_line() {
     assert_eq!(Origin::new("orders/a\nWARN forged\u{202e}").to_string(), "orders/a\\nWARN forged\\u{202e}");
@@ -126,7 +126,7 @@ struct Purchase {
     dead_letter: Option<char>,
 }
 
-/// S4: serde quotes what it could not read; the engine's error names the place and what was expected instead.
+/// S4: serde quotes the value that it could not read; the engine's error names the place and the expectation instead.
 #[test]
 fn s4_a_payload_that_cannot_be_decoded_is_never_quoted() {
     let c = CANARY;
@@ -167,7 +167,7 @@ fn s4_a_payload_that_cannot_be_decoded_is_never_quoted() {
     }
 }
 
-/// What a developer needs to find the fault is kept: the place, and what the program expected.
+/// The facts by which a developer finds the fault are kept: the place, and the program's expectation.
 #[test]
 fn a_decoding_error_tells_the_place_and_what_was_expected() {
     let told = |payload: &'static str| Message::new(payload).json::<Purchase>().expect_err("malformed").to_string();
@@ -181,7 +181,7 @@ fn a_decoding_error_tells_the_place_and_what_was_expected() {
     assert_eq!(tombstone, "the payload is malformed: there is no payload (a tombstone)");
 }
 
-/// S10: no parser is handed what is nested deeper than 64 levels.
+/// S10: no parser is handed JSON that is nested deeper than 64 levels.
 #[test]
 fn s10_a_payload_deeper_than_64_levels_is_malformed() {
     let nested = |depth: usize| Message::new(format!("{}{}", "[".repeat(depth), "]".repeat(depth)));
@@ -238,7 +238,7 @@ fn the_type_is_the_one_that_was_set_else_that_of_a_cloudevent() {
     }
 }
 
-/// J7: what is in flight is bounded by bytes, so no message may count as nothing.
+/// J7: messages in flight are bounded by bytes, so none may count as nothing.
 #[test]
 fn j7_a_message_counts_its_payload_headers_keys_and_itself() {
     let empty = Message::tombstone().bytes();
@@ -278,7 +278,7 @@ proptest! {
         prop_assert_eq!(ids.len(), cut.len());
     }
 
-    /// S4, S10: any payload decodes or is told in a text that does not depend on its content beyond the place.
+    /// S4, S10: any payload decodes, or fails with a text that does not depend on its content beyond the place.
     #[test]
     fn s4_any_payload_decodes_or_is_told_without_quoting(payload in proptest::collection::vec(any::<u8>(), 0..60), word in "[A-Z]{8}") {
         let _ = Message::new(payload).json::<Purchase>();

@@ -30,7 +30,7 @@ fn recorded(text: &str, payload: &[u8], hash_rule: HashRuleId) -> Recorded {
     }
 }
 
-/// A verdict by name, and that what it carries is what the store has.
+/// A verdict by name; it must carry the store's record.
 fn name(verdict: &Verdict, expected: Option<&Recorded>) -> &'static str {
     match verdict {
         Verdict::Fresh(_) | Verdict::Unanswered => assert!(expected.is_none()),
@@ -49,7 +49,7 @@ fn name(verdict: &Verdict, expected: Option<&Recorded>) -> &'static str {
 }
 
 /// B7, B13, B15: the whole table. Key equal or not, recorded hash equal or not, recorded by this rule or another,
-/// and, for another, what hashing again by it gives.
+/// and, for another, the hash by that one.
 #[test]
 fn the_verdict_table() {
     let again = [None, Some(&b"mine"[..]), Some(b"other")];
@@ -116,7 +116,7 @@ fn e11_a_tombstone_is_a_duplicate_only_of_a_tombstone() {
     assert_eq!(name(&compare(&tombstone, none.clone(), |_| None), Some(&none)), "duplicate");
 }
 
-/// Only what is durable may be acknowledged: a commit, or a committed record that was read.
+/// Only a durable outcome may be acknowledged: a commit, or a committed record that was read.
 #[test]
 fn only_processed_and_duplicate_carry_the_proof() {
     let failure = || Failure::new(ErrorClass::Permanent, Reason::Permanent, "no");

@@ -36,7 +36,7 @@ fn everything_known() -> Vec<Known> {
     all
 }
 
-/// What is known, as a line of the table says it, and what the same would be without one of its parts.
+/// The facts known, in the words of the table.
 fn parts(known: &Known) -> [&'static str; 4] {
     let attempt = match known.attempt {
         0 => "in a batch",
@@ -55,7 +55,7 @@ fn parts(known: &Known) -> [&'static str; 4] {
     ]
 }
 
-/// The parts of what is known that make a difference to what follows.
+/// The parts of the facts known that make a difference to the action.
 fn that_matter(answers: &[([&'static str; 4], Action)]) -> Vec<usize> {
     let differ = |part: usize| {
         answers.iter().any(|(known, action)| {
@@ -66,7 +66,7 @@ fn that_matter(answers: &[([&'static str; 4], Action)]) -> Vec<usize> {
     (0..4).filter(|part| differ(*part)).collect()
 }
 
-/// D20: every combination of what is known and seen, in as few lines as say it. `table.txt` is what a person has agreed to.
+/// D20: every combination of facts known and failures seen, in as few lines as possible. A person has agreed to `table.txt`.
 #[test]
 fn d20_the_table_of_what_follows_a_failure() {
     let mut table = Vec::<String>::new();
@@ -88,7 +88,7 @@ fn d20_the_table_of_what_follows_a_failure() {
     assert_eq!(agreed.len(), table.len(), "lines of policy/table.txt");
 }
 
-/// D20: nothing runs for ever: whatever is seen again and again of one message that runs alone, it is set aside, waits
+/// D20: nothing runs for ever: a message that runs alone and fails in one way again and again is set aside, waits
 /// visibly, or stops the worker.
 #[test]
 fn d20_a_message_that_is_charged_ends() {

@@ -1,4 +1,4 @@
-//! Claims, and what a store saw of them.
+//! Claims, and a store's answers to them.
 
 use std::time::SystemTime;
 
@@ -54,7 +54,8 @@ pub enum Claimed {
     Inserted,
     /// A committed record was read in the same step.
     Found(Recorded),
-    /// The record was not inserted. That proves nothing yet: core reads who has it, by [`UnitOfWork::read`](super::UnitOfWork::read).
+    /// The record was not inserted. That proves nothing yet: core reads the record, by
+    /// [`UnitOfWork::read`](super::UnitOfWork::read).
     NotInserted,
 }
 

@@ -1,15 +1,15 @@
-//! The numbers of what a store interns, drawn from names instead of a sequence.
+//! The numbers of interned names, drawn from the names instead of a sequence.
 
 use sha2::{Digest, Sha256};
 
-/// What a store interns, each with numbers of its own.
+/// The kinds of names that a store interns, each with numbers of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interned {
     /// A consumer and a tenant: a [`ScopeId`](super::ScopeId).
     Scope,
     /// A rule by which payloads are hashed: a [`HashRuleId`](super::HashRuleId).
     HashRule,
-    /// What events are published to: a [`DestinationId`](crate::outbox::DestinationId).
+    /// A destination of events: a [`DestinationId`](crate::outbox::DestinationId).
     Destination,
 }
 
@@ -22,16 +22,16 @@ impl Interned {
         }
     }
 
-    /// The numbers that the thing of these names may have, the first of them that nothing else has.
+    /// The numbers that these names may get: a store takes the first that no other names have.
     ///
     /// They follow from the names alone. A server that takes over without the last commits, or a backup, may lack a row that a
     /// running worker has read its number from: it interns the name anew and finds the same number, and gives it to no other
-    /// name, so that the worker's claims go on meaning what they meant. A number out of a sequence is drawn again there, for
-    /// whoever comes first, and then two workers claim one tenant's key under two numbers, or two tenants' under one.
+    /// name, so that the worker's claims go on meaning what they meant. A sequence would draw a lost number again there, for
+    /// any name that comes first, and then two workers claim one tenant's key under two numbers, or two tenants' under one.
     ///
-    /// All of them lie from 2^30 on, where no sequence that began at 1 has come to. Two names have the same first number with a
-    /// probability of one in 2^30; then whichever is interned later has its second, which is the same on every server that
-    /// has the row of the other.
+    /// All of them lie from 2^30 on, which no sequence that began at 1 has reached. Two names have the same first number with a
+    /// probability of one in 2^30; then whichever is interned later has its second, which is the same on every server that has
+    /// the row of the other.
     ///
     /// ```
     /// use idem_core::store::Interned;

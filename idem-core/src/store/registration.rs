@@ -17,7 +17,7 @@ pub struct Registration {
     /// The tenant of the first scope.
     pub tenant: Tenant,
     /// Broker, cluster, topic or queue and group as one text; `None` for a [`DedupConsumer`](crate::DedupConsumer)
-    /// in somebody else's loop, which is bound by nothing.
+    /// in a receive loop of the caller's, which is bound to no source.
     pub bound_to: Option<String>,
     /// The handler's name; `None` where it was given none.
     pub handler: Option<String>,
@@ -29,7 +29,7 @@ pub struct Registration {
     pub retention: Retention,
     /// How long after its first delivery the broker may deliver a message again; `None` where it does not say.
     pub redelivery_horizon: Option<Duration>,
-    /// The worker's version, as it wants to be found by.
+    /// The worker's version, which is noted with its run.
     pub version: String,
 }
 
@@ -105,7 +105,7 @@ impl Registered {
     }
 
     setters! {
-        /// Sets what a person should know.
+        /// Sets the warnings for a person.
         warnings: Vec<String>,
         /// Sets the name from which ids are derived.
         derives_as: Option<ConsumerName>,

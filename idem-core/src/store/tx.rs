@@ -24,7 +24,7 @@ impl<'t, S: Store> Tx<'t, S> {
         Self { connection, collector: None, taken: false }
     }
 
-    /// The same transaction, with a place for what a handler hands in.
+    /// The same transaction, with a place for a handler's events and results.
     pub(crate) fn collecting<'a>(&'a mut self, collector: &'a Collector<'a>) -> Tx<'a, S> {
         Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector), taken: false }
     }
@@ -41,8 +41,8 @@ impl<'t, S: Store> Tx<'t, S> {
     }
 
     /// Publishes an event of `message`: it is committed with the handler's effects, or not at all, and a relay brings it to its
-    /// destination. Answers the event's id, which is what its receivers get as its idempotency key. Nothing is sent to the
-    /// database before all handlers of the unit have succeeded.
+    /// destination. Answers the event's id, which its receivers get as its idempotency key. Nothing is sent to the database
+    /// before all handlers of the unit have succeeded.
     ///
     /// Events belong to the message, and not to a nested transaction: one that was published inside of a savepoint is sent
     /// although the handler has rolled the savepoint back.
@@ -53,8 +53,8 @@ impl<'t, S: Store> Tx<'t, S> {
         self.handing_in().publish(message, event)
     }
 
-    /// Sets what the operation of `message` answers: it is committed with the handler's effects, and whoever asks again with the
-    /// same key and payload gets it. The last one counts.
+    /// Sets the answer of `message`'s operation: it is committed with the handler's effects, and every repeat with the same key
+    /// and payload gets it. The last one counts.
     ///
     /// # Errors
     /// As for [`publish`](Self::publish).
@@ -68,8 +68,8 @@ impl<'t, S: Store> Tx<'t, S> {
         self.collector?.message()
     }
 
-    /// The connection, and beside it what events and results go into, for code that publishes while a nested transaction is
-    /// open on the connection.
+    /// The connection, and beside it the place for events and results, for code that publishes while a nested transaction
+    /// is open on the connection.
     pub fn parts(&mut self) -> (S::Connection<'_>, HandingIn<'_>) {
         let handing_in = self.handing_in();
         (self.connection(), handing_in)

@@ -18,15 +18,16 @@ use super::{
 /// 5. `commit` answers `Ok` only when the server has committed this very transaction. A unit that claimed nothing, or
 ///    won nothing, has nothing to seal.
 /// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
-/// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
-///    most, when all handlers have succeeded, and only where there is something to write.
-/// 8. `read_results` answers what was committed with the records of these keys, and `look_up` what `read` and `read_results` do.
-/// 9. `rollback_to_savepoint` undoes what was written since the last savepoint, and a statement that failed since; what was
-///    claimed before stays claimed, and nobody else gets it in between. Core calls it once a savepoint at most. In a unit of one
-///    message it calls `savepoint` once at most.
+/// 7. The rows of `append` are committed or rolled back with the claim and the handlers' writes. Core calls it once a unit
+///    at most, when all handlers have succeeded, and only where there is something to write.
+/// 8. `read_results` answers the results that were committed with the records of these keys, and `look_up` the answers of
+///    `read` and `read_results`.
+/// 9. `rollback_to_savepoint` undoes the writes since the last savepoint, and a statement that failed since; keys that were
+///    claimed before stay claimed all the while. Core calls it once a savepoint at most. In a unit of one message it calls
+///    `savepoint` once at most.
 /// 10. Where several calls share a unit, core calls `savepoint` before the first one's handler, and `next_savepoint` between two.
-///     What a handler has set for the transaction or the session is put back by it, so that the next one does not see it. It
-///     fails where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
+///     It puts back a handler's settings for the transaction or the session, so that the next one does not see them. It fails
+///     where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`](super::UnitOptions::busy_timeout) in all.
     ///
@@ -37,10 +38,10 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Not cancel safe: drop the session.
     fn claim(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Claimed>, ClaimError>> + Send;
 
-    /// Reads the committed records of these keys, in a statement of its own, which sees what committed meanwhile.
+    /// Reads the committed records of these keys, in a statement of its own, which sees commits made meanwhile.
     ///
-    /// Where other roles may influence what a statement does, what this unit itself has inserted is not answered: a claim
-    /// that denies it would otherwise turn new messages into duplicates of themselves.
+    /// Where other roles may influence what a statement does, rows that this unit itself has inserted are not answered: a
+    /// claim that denies them would otherwise turn new messages into duplicates of themselves.
     ///
     /// # Errors
     /// As for `claim`.
@@ -63,7 +64,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// [`StoreError::Unsealed`] when a nested transaction was left open or the transaction was ended.
     fn check(&self) -> Result<(), StoreError>;
 
-    /// Writes what the handlers handed in, with one statement a table; or keeps it for [`commit`](Self::commit), which writes it
+    /// Writes the handlers' events and results, with one statement a table; or keeps them for [`commit`](Self::commit), which writes them
     /// before the seal takes effect. Then the errors are those of the commit: [`CommitError::RolledBack`], with
     /// [`StoreError::Contended`] where an event is in the outbox already. The unit runs again, and its `append` looks which it is.
     ///
@@ -92,8 +93,8 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
         std::future::ready(Err(StoreError::Unsupported { what: "read results" }))
     }
 
-    /// Reads the committed records of these keys and their results: both halves of what a repeat is told. A store should take one
-    /// statement for it.
+    /// Reads the committed records of these keys and their results: both halves of the answer to a repeat. A store should take
+    /// one statement for it.
     ///
     /// # Errors
     /// As for `read`.
@@ -120,7 +121,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
         std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
     }
 
-    /// Undoes what was done since [`savepoint`](Self::savepoint).
+    /// Undoes the writes since [`savepoint`](Self::savepoint).
     ///
     /// # Errors
     /// The unit cannot commit, and is rolled back.
@@ -131,14 +132,15 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
         std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
     }
 
-    /// Whether several calls may share this unit, because [`next_savepoint`](Self::next_savepoint) can put back what a handler has
-    /// set on this connection.
+    /// Whether several calls may share this unit, because [`next_savepoint`](Self::next_savepoint) can put back a handler's
+    /// settings on this connection.
     fn shares_calls(&self) -> bool {
         false
     }
 
-    /// Goes on to the handler of the next call that shares the unit: what was done since the last savepoint stays, what the
-    /// handler has set (time-outs, a role, a search path) is as it was when the claim returned, and a new savepoint is set.
+    /// Goes on to the handler of the next call that shares the unit: the writes since the last savepoint stay, the
+    /// handler's settings (time-outs, a role, a search path) are put back to their values when the claim returned, and a
+    /// new savepoint is set.
     ///
     /// # Errors
     /// The unit cannot commit, and is rolled back.

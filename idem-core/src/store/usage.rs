@@ -14,7 +14,7 @@ pub struct Usage {
     pub dead_letters: Option<u64>,
     /// The bytes that they take, with their indexes. Where all tables share one file, those of the file.
     pub dead_letter_bytes: Option<u64>,
-    /// How many records the tenant of the consumer has that has the most, by the database's estimate.
+    /// How many records the consumer's largest tenant has, by the database's estimate.
     pub records_of_largest_tenant: Option<u64>,
 }
 

@@ -50,7 +50,7 @@ impl UnitMetrics {
     }
 }
 
-/// Where a duplicate came from, as far as it can be told.
+/// Where a duplicate came from, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The broker delivered the message again.
@@ -80,7 +80,7 @@ pub(crate) struct WorkerMetrics {
     skipped: [Counter; Cause::ALL.len()],
     pub(crate) duplicate_age: Histogram,
     dead_letters: [Counter; Reason::ALL.len()],
-    /// By what messages wait for: how many they are, and for how long the first has waited.
+    /// By the cause of the wait: how many messages wait, and for how long the first has waited.
     pub(crate) waiting: [(Gauge, Gauge); WaitCause::ALL.len()],
     pub(crate) unkeepable: Gauge,
     pub(crate) unpublished: Counter,
@@ -155,7 +155,7 @@ impl WorkerMetrics {
     }
 }
 
-/// What is recorded of the events of one destination.
+/// The metrics of the events of one destination.
 #[derive(Debug)]
 pub(crate) struct RelayMetrics {
     pub(crate) pending: Gauge,

@@ -1,7 +1,7 @@
 //! The spans: `receive`, `unit` with a `process` for each message that its handler runs for, and `settle`; around the unit of a
 //! request over HTTP, `request`.
 //!
-//! `otel.name`, `otel.kind` and `otel.status_code` are what tracing-opentelemetry reads.
+//! `otel.name`, `otel.kind` and `otel.status_code` are for tracing-opentelemetry.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub type Link = fn(&Span, &TraceContext);
 static LINK: OnceLock<Link> = OnceLock::new();
 
 /// Says how `process` spans are linked to the spans of their messages' producers: once in a process, by an application
-/// that exports its spans. It is called only for spans that somebody listens to. With tracing-opentelemetry:
+/// that exports its spans. It is called only for spans that a subscriber wants. With tracing-opentelemetry:
 ///
 /// ```text
 /// idem_core::telemetry::link_spans_with(|span, producer| {
@@ -44,8 +44,8 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Reads it from what a source is [attached](crate::source::Attached::bound_to) to: `kafka:cluster/topic/group`,
-    /// `rabbitmq:vhost/queue`, `sqs:arn`. Of another source the whole text is the name.
+    /// Reads it from the text that a source is [attached](crate::source::Attached::bound_to) to:
+    /// `kafka:cluster/topic/group`, `rabbitmq:vhost/queue`, `sqs:arn`. Of another source the whole text is the name.
     pub(crate) fn of(bound_to: &str) -> Self {
         let (scheme, rest) = bound_to.split_once(':').unwrap_or_default();
         let last = |separator| rest.rsplit(separator).next().unwrap_or(rest).to_owned();
@@ -89,7 +89,7 @@ pub(crate) fn receive(consumer: &ConsumerName, from: Option<&Destination>) -> Sp
     operation!("receive", "client", "receive", consumer, from)
 }
 
-/// Telling the broker what became of so many messages.
+/// Settling this many messages with the broker.
 pub(crate) fn settle(consumer: &ConsumerName, to: Option<&Destination>, messages: usize) -> Span {
     let span = operation!("settle", "client", "settle", consumer, to);
     span.record("messaging.batch.message_count", messages);
@@ -129,8 +129,8 @@ pub(crate) fn process(consumer: &ConsumerName, from: Option<&Destination>, messa
 }
 
 /// A request to a protected route of a service over HTTP, by OpenTelemetry's HTTP conventions v1.44.0; its unit is within it. The
-/// fields `idem.key`, `idem.outcome`, `http.response.status_code`, `error.type` and `otel.status_code` are for whoever makes it.
-/// `traceparent` is the client's.
+/// fields `idem.key`, `idem.outcome`, `http.response.status_code`, `error.type` and `otel.status_code` are for the caller to
+/// record. `traceparent` is the client's.
 pub fn request(consumer: &ConsumerName, method: &str, route: &str, traceparent: Option<&str>) -> Span {
     let span = debug_span!(
         target: SPANS, "request",

@@ -1,4 +1,4 @@
-//! The names are told to people as they are.
+//! The guide documents the names as they are.
 
 use super::*;
 use crate::message::Message;

@@ -55,13 +55,13 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         in_flight_bytes: usize,
         /// Attempts and back-off.
         retry: RetryPolicy,
-        /// How long a message waits for what the database cannot serve, before its attempts count.
+        /// How long a message waits for a statement that the database cannot serve, before its attempts count.
         database_wait_max: Duration,
-        /// What happens to a message whose key was used before for another payload.
+        /// The policy for a message whose key was used before for another payload.
         on_conflict: OnConflict,
-        /// What happens to a message that is older than its record would be kept.
+        /// The policy for a message that is older than its record would be kept.
         older_than_retention: OlderThanRetention,
-        /// How long a stop waits for what is running.
+        /// How long a stop waits for running units.
         drain: Duration,
         /// How long the start waits for a database or broker that cannot be reached.
         startup_timeout: Duration,
@@ -71,7 +71,7 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         breaker: bool,
         /// How often the controls that operators set are read.
         control_every: Duration,
-        /// After how long with intake closed what was not begun goes back to a broker that counts what is held.
+        /// After how long with intake closed messages that were not begun go back to a broker that counts held messages.
         give_back_after: Duration,
         /// Whether to refuse a retention below the broker's redelivery horizon.
         strict_retention: bool,
@@ -79,13 +79,13 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         dead_letter_payload_bytes_max: usize,
         /// How many bytes the dead letters of the consumer take at most; `None` for no limit.
         dead_letters_bytes_max: Option<u64>,
-        /// What happens to a message whose payload neither a row nor a publisher has.
+        /// The policy for a message whose payload neither a row nor a publisher has.
         on_unkeepable: OnUnkeepable,
         /// How many bytes the keys take that [`cache_for`](Self::cache_for) remembers, at most.
         cache_bytes_max: usize,
     }
 
-    /// Sets any of the settings at once, for whoever hands a closure through.
+    /// Sets any of the settings at once, for code that passes a closure through.
     #[must_use]
     pub fn settings(mut self, set: impl FnOnce(&mut WorkerSettings)) -> Self {
         set(&mut self.settings);
@@ -114,11 +114,11 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
     }
 
     /// Relays events too: `routes` says which destinations' events it brings where. It is woken by the worker's own commits,
-    /// goes on while the consumer is paused or halted, and in a drain sends what the worker has committed, as far as the
-    /// drain deadline allows. [`until_idle`](Self::until_idle) waits for it.
+    /// goes on while the consumer is paused or halted, and in a drain sends the events that the worker has committed, as far
+    /// as the drain deadline allows. [`until_idle`](Self::until_idle) waits for it.
     ///
-    /// Its events may also be those of other consumers of the same store: a destination has one relay at a time, whoever
-    /// publishes to it.
+    /// Its events may also be those of other consumers of the same store: a destination has one relay at a time,
+    /// whichever consumers publish to it.
     #[must_use]
     pub fn relay(mut self, routes: impl FnOnce(RelayBuilder) -> RelayBuilder) -> Self {
         let rule = "a relay needs a store with an outbox";

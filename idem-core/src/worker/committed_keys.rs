@@ -1,7 +1,7 @@
 //! Keys that are known committed, so that their duplicates need no database.
 //!
 //! The database stays the authority: an entry is a record that was committed or read, it goes before the record may go,
-//! and all of them go when somebody may have removed a record (an operator, a failover, a restore).
+//! and all of them go when a record may have been removed (by an operator, a failover, a restore).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -120,7 +120,7 @@ impl CommittedKeys {
     }
 
     /// The epoch and the server's identity as they were just read. Where either has changed, or none was known, everything
-    /// goes before anything is answered by this confirmation: what was noted may be of another epoch or server.
+    /// goes before anything is answered by this confirmation: entries may be of another epoch or server.
     pub(crate) fn confirm(&self, epoch: i64, identity: StoreIdentity, now: Instant) {
         let mut state = self.state();
         let is_same = |known: &Confirmed| known.identity == identity || bugs::planted(Bug::RemembersOverServers);

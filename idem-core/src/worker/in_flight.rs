@@ -18,7 +18,7 @@ use tokio::{
 use super::pace::Pace;
 use crate::config::WorkerSettings;
 
-/// The limits on what is in flight.
+/// The limits on messages in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     count_max: usize,
@@ -29,11 +29,11 @@ pub(crate) struct InFlight {
     aside: Semaphore,
     /// The share of the largest message of late, by which is judged how many more there is room for.
     large: AtomicUsize,
-    /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
+    /// When the messages came, one entry for all that were received at once; it goes once all of them are settled.
     arrivals: Mutex<VecDeque<Weak<Instant>>>,
-    /// `None` where nobody else could have what is here.
+    /// `None` where no other worker could take these messages.
     pace: Option<Mutex<Pace>>,
-    /// How many of the messages wait for another attempt. They keep nobody out.
+    /// How many of the messages wait for another attempt. They keep no others out.
     waiting: AtomicUsize,
     /// A paced intake may look again.
     freed: Notify,
@@ -79,8 +79,8 @@ impl Permit {
         }
     }
 
-    /// Counts the bytes of a message that waits for a person apart from those of the others, as long as there is room: so
-    /// many messages, or one that is larger, stop nobody.
+    /// Counts the bytes of a message that waits for a person apart from those of the others, as long as there is room:
+    /// that many bytes of them, or one message that is larger, stop no others.
     pub(crate) fn set_aside(&mut self) {
         if self.is_aside {
             return;
@@ -105,7 +105,7 @@ impl Drop for Permit {
 }
 
 impl InFlight {
-    /// `payload_bytes_max` is what messages are taken for before the first has come.
+    /// `payload_bytes_max` is the size that messages are taken to have before the first has come.
     pub(crate) fn new(settings: &WorkerSettings, payload_bytes_max: usize) -> Self {
         Self {
             count_max: settings.in_flight,
@@ -128,8 +128,8 @@ impl InFlight {
     }
 
     /// Waits until there is room for a message, and answers for how many: by count, and by bytes if they are as large as
-    /// the largest of late. What turns out larger waits for its share; how much that can be is bounded by what the source
-    /// has buffered.
+    /// the largest of late. A message that turns out larger waits for its share; the source's buffer bounds how much that
+    /// can be.
     pub(crate) async fn room(&self) -> usize {
         // The semaphores are never closed.
         drop(self.count.acquire().await);
@@ -213,7 +213,7 @@ impl InFlight {
     }
 
     fn share(&self, bytes: usize) -> u32 {
-        // Intake alone asks, so nobody writes in between.
+        // Intake alone asks, so nothing else writes in between.
         if bytes > self.large.load(Ordering::Relaxed) {
             self.large.store(bytes, Ordering::Relaxed);
         }
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!((flight.messages(), flight.bytes(), flight.aside.available_permits()), (0, 0, 100));
     }
 
-    /// F15: what waits for another attempt, however much of it, keeps no message out that could run now.
+    /// F15: messages that wait for another attempt, however many, keep no message out that could run now.
     #[tokio::test]
     async fn f15_what_waits_for_another_attempt_keeps_nobody_out() {
         let flight = Arc::new(InFlight::new(&WorkerSettings::default(), 1).paced(Some(Duration::from_secs(5)), 1));
@@ -287,7 +287,7 @@ mod tests {
         held.iter_mut().take(4).for_each(Permit::wait);
         held.iter_mut().take(4).for_each(Permit::wait);
         assert_eq!(flight.room().await, 4);
-        // Six that are settled in time earn more while half of what is allowed was in hand, and those that waited tell
+        // Six that are settled in time earn more while half of the limit was in hand, and those that waited show
         // nothing of how fast handlers are.
         Permit::end(held);
         assert_eq!((flight.room().await, flight.messages(), flight.in_hand()), (13, 0, 0));
@@ -309,7 +309,7 @@ mod tests {
         }
         assert_eq!((flight.messages(), flight.bytes()), (1, 10));
         assert_eq!(flight.oldest(at(10_000)), Some(Duration::from_secs(9_999)));
-        assert!(flight.arrivals.lock().expect("nobody panicked").capacity() < 64, "what is settled takes no room");
+        assert!(flight.arrivals.lock().expect("nobody panicked").capacity() < 64, "settled messages take no room");
         let later = flight.try_permit(10, &flight.arrive(at(10_000))).expect("there is room");
         drop(stuck);
         assert_eq!(flight.oldest(at(10_001)), Some(Duration::from_secs(1)));

@@ -56,16 +56,16 @@ pub(crate) struct DeadLetterCause {
     pub(crate) code: Option<String>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) hash: Option<(PayloadHash, HashRuleId)>,
-    /// What it says about the handler, and about producers.
+    /// The fault that it counts as.
     pub(crate) counts: Counts,
 }
 
-/// What a dead letter says about more than its own message.
+/// The fault that a dead letter counts as, beyond its own message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
     /// A handler failed on a fresh message: many of these open the breaker.
     Handler,
-    /// No handler could ever see it: many of these are an alarm, and keep nobody waiting.
+    /// No handler could ever see it: many of these are an alarm, and keep no message waiting.
     Producer,
     /// Nothing: a conflict, or a message that is too old.
     Nothing,
@@ -78,8 +78,8 @@ pub(crate) enum Isolation {
     None,
     /// In a unit of its own, its attempt counted before it runs: it failed in a batch, or was delivered before.
     Unit,
-    /// The same, beside no other such message in the process: it may be what ended an earlier process, as its source
-    /// says, and it has not run in this one.
+    /// The same, beside no other such message in the process: it may have ended an earlier process, as its source says,
+    /// and it has not run in this one.
     Process,
 }
 
@@ -121,15 +121,15 @@ pub(crate) struct Job<H> {
     pub(crate) isolation: Isolation,
     /// It is known that no record of its key existed a moment ago.
     pub(crate) looked_up: bool,
-    /// The answer to the commit of what its handler wrote was lost. A copy in the same unit is not marked, nor is what had its
-    /// record before.
+    /// The answer to the commit of its handler's writes was lost. A copy in the same unit is not marked, nor is a message that
+    /// had its record before.
     pub(crate) unresolved: bool,
     pub(crate) attempt: Attempt,
-    /// Counts of an attempt whose answer was lost, so that nobody knows whether they were done.
+    /// Counts of an attempt whose answer was lost, so that it is unknown whether they were done.
     pub(crate) counts_unanswered: u32,
     /// Connections that were lost under its handler when it ran alone.
     pub(crate) lost: u32,
-    /// Waits in a row that are nobody's fault and charge nothing.
+    /// Waits in a row that charge nothing.
     pub(crate) waits: u32,
     /// Boxed, because few messages ever wait.
     pub(crate) waiting: Option<Box<Waiting>>,

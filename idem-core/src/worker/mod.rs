@@ -80,8 +80,8 @@ pub enum WorkerError {
         #[source]
         source: crate::BoxError,
     },
-    /// What was running when the stop came did not end in time, and was given up with its transaction; its messages come
-    /// back to the broker.
+    /// Units that were running when the stop came did not end in time, and were given up with their transactions; their
+    /// messages go back to the broker.
     #[error(
         "the drain deadline of {drain:?} passed with {in_flight} messages in flight; the broker delivers them again"
     )]
@@ -147,7 +147,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self::builder_shared(consumer, Arc::new(source))
     }
 
-    /// The same on a source that somebody else looks at too.
+    /// The same on a source that the caller shares.
     pub fn builder_shared(consumer: DedupConsumer<S>, source: Arc<B>) -> WorkerBuilder<S, B> {
         WorkerBuilder::new(consumer, source)
     }
@@ -197,15 +197,15 @@ impl<S: Store, B: Source> Worker<S, B> {
         }
     }
 
-    /// Runs until `shutdown` is ready, something is fatal, or, where so set, the source is idle. Then intake stops, what is
-    /// running is finished, and everything else is given back to the broker. None of the worker's tasks outlives the call,
+    /// Runs until `shutdown` is ready, something is fatal, or, where so set, the source is idle. Then intake stops, running
+    /// units are finished, and everything else is given back to the broker. None of the worker's tasks outlives the call,
     /// unless it blocks its thread for more than a second.
     ///
     /// `shutdown` is any future: a signal, [`std::future::pending`] for none, or
     /// [`CancellationToken::cancelled_owned`](tokio_util::sync::CancellationToken::cancelled_owned).
     ///
     /// # Errors
-    /// [`WorkerError`]. Nothing is lost by any of them: what was not acknowledged comes back.
+    /// [`WorkerError`]. Nothing is lost by any of them: messages that were not acknowledged come back.
     ///
     /// # Cancel safety
     /// A dropped call stops receiving and drops whatever runs, without a drain. Handlers end at their next `.await`, and
@@ -222,14 +222,14 @@ impl<S: Store, B: Source> Worker<S, B> {
         run.await
     }
 
-    /// Tries whether [`run`](Worker::run) could start, and ends: attaches to the broker, which refuses what it would refuse then,
-    /// holds the settings against the broker's, and warns of what a start warns of. Nothing is received, and nothing written: the
-    /// consumer is not registered, so that its binding is compared only by the start itself. On Kafka the source joins its group
-    /// and leaves it again, so the group's other members share the partitions anew, twice. What cannot be reached is waited for
-    /// as by a start.
+    /// Tries whether [`run`](Worker::run) could start, and ends: attaches to the broker, compares the settings with the
+    /// broker's, and refuses and warns as a start does. Nothing is received, and nothing written: the consumer is not
+    /// registered, so that its binding is compared only by the start itself. On Kafka the source joins its group and leaves it
+    /// again, so the group's other members share the partitions anew, twice. A broker or database that cannot be reached is
+    /// waited for as by a start.
     ///
     /// # Errors
-    /// What a start ends with.
+    /// The errors of a start.
     ///
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
@@ -296,7 +296,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let _ = failpoint!(DRAIN);
         lanes.close();
         let drained = tokio::time::timeout_at(stop_by, drain(&lanes, &shared)).await.is_ok();
-        // Last, because the lanes' last commits have events too. What it cannot send in time another relay sends.
+        // Last, because the lanes' last commits have events too. Another relay sends the events that it cannot send in time.
         stopping.drain.cancel();
         let _ = tokio::time::timeout_at(stop_by, relays.wait()).await;
         let in_flight = self.flight.messages();
@@ -409,11 +409,11 @@ fn supervise<S: Store, B: Source>(
     task: &'static str,
     future: impl Future<Output = ()> + Send + 'static,
 ) {
-    // Weak, so that the settler, which ends when nobody can settle any more, does not keep itself alive.
+    // Weak, so that the settler, which ends with its last sender, does not keep itself alive.
     struct Died<S: Store, B: Source>(Weak<Shared<S, B>>, &'static str);
     impl<S: Store, B: Source> Drop for Died<S, B> {
         fn drop(&mut self) {
-            // Given up, it leaves what a killed process leaves.
+            // Given up, it leaves the state that a killed process leaves.
             if let Some(shared) = self.0.upgrade().filter(|shared| !shared.given_up.load(Ordering::Relaxed)) {
                 tracing::error!(idem.consumer = %shared.consumer.name, task = self.1, "a task of the worker died");
                 shared.gate.set_dead(self.1);

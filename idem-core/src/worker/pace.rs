@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// So many for each lane, however long they take: one that runs, and some that wait, because keys fall on lanes by chance.
+/// Messages for each lane, however long they take: one that runs, and some that wait, because keys fall on lanes by chance.
 const EACH_LANE: usize = 4;
 
 /// One receive of a broker that hands over ten at a time.
@@ -10,7 +10,7 @@ const LEAST: usize = 10;
 
 /// As many messages as are settled within a time. It begins with a few; while they are settled in time and there are as many
 /// in hand, each allows one more, so that the number doubles in the time that a message takes. Each second one that took too
-/// long takes one away, so that what is in hand shrinks while more is taken in; one that took twice too long takes two.
+/// long takes one away, so that the number in hand shrinks while more are taken in; one that took twice too long takes two.
 #[derive(Debug)]
 pub(super) struct Pace {
     within: Duration,
@@ -39,7 +39,7 @@ impl Pace {
             let less = if took > self.within * 2 { 2 } else { usize::from(self.late) };
             self.now = self.now.saturating_sub(less).max(self.least);
         } else if in_hand * 2 >= self.now {
-            // Where it was not needed, nobody knows whether more would be settled in time.
+            // Where it was not needed, it is unknown whether more would be settled in time.
             self.now = (self.now + 1).min(self.most);
         }
     }

@@ -75,7 +75,7 @@ struct Breakers {
     unreadable: Breaker,
 }
 
-/// The broker's state as last heard.
+/// The broker's state as last reported.
 #[derive(Debug, Default)]
 struct BrokerState {
     unreachable_since: Option<Instant>,
@@ -126,7 +126,7 @@ impl IntakeGate {
 
     /// A task of the worker died.
     pub(crate) fn set_dead(&self, task: &'static str) {
-        // The first is the one that is told.
+        // The first is the one that is reported.
         let _ = self.dead.set(task);
     }
 
@@ -188,8 +188,8 @@ impl IntakeGate {
         self.paused_since().map(|since| since.elapsed())
     }
 
-    /// Called after each change of a cause. What is so now is asked for under the lock, so that of two that call at once the
-    /// last one leaves what is true.
+    /// Called after each change of a cause. The state is read under the lock, so that the last of two concurrent calls
+    /// leaves the current one.
     fn note_pause(&self) {
         let mut since = self.paused_since();
         let is_open = self.state.borrow().is_open() && !self.breaker_is_open();

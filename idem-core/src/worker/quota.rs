@@ -1,5 +1,5 @@
-//! The quota of a consumer's dead letters, so that a flood of bad messages fills no disk: what finds no room waits with the
-//! broker, and nothing that was kept makes room for it.
+//! The quota of a consumer's dead letters, so that a flood of bad messages fills no disk: a message without room waits with
+//! the broker, and no kept dead letter makes room for it.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::{
     store::{Bookkeeping as _, Store},
 };
 
-/// The part of the quota that a worker writes at most before it looks again what all workers have written: so far may each
-/// go beyond it.
+/// The part of the quota that a worker writes at most before it measures again the bytes of all workers: each may go
+/// beyond the quota by that much.
 const UNSEEN_PART: u64 = 64;
 
-/// Rows without a payload may take this part of the quota more: they say which messages wait, or what a publisher has.
+/// Rows without a payload may take this part of the quota more: they show which messages wait, or are with a publisher.
 const FACTS_PART: u64 = 4;
 
-/// Up to this part of the quota nobody has to know whose dead letters they are.
+/// Up to this part of the quota it does not matter whose dead letters they are.
 const LITTLE_PART: u64 = 2;
 
 /// A measurement may take this part of a worker's time at most.
@@ -67,8 +67,8 @@ impl Measured {
 }
 
 impl<S: Store, B: Source> Shared<S, B> {
-    /// What there is room for of a dead letter. A copy of one that is there takes none, which is known after the next
-    /// measurement.
+    /// The part of a dead letter that there is room for. A copy of one that is there takes none, which is known after
+    /// the next measurement.
     pub(super) async fn room_for(&self, dead_letter: &DeadLetter) -> Room {
         let Some(max) = self.settings.dead_letters_bytes_max else { return Room::Whole };
         // Lanes wait for each other here, so that one of them measures.
@@ -77,12 +77,12 @@ impl<S: Store, B: Source> Shared<S, B> {
         if measured.is_due(begun, max, self.settings.control_every) {
             match self.consumer.store.bookkeeping().dead_letter_bytes(&self.consumer.name, max / LITTLE_PART).await {
                 Ok(bytes) => (measured.bytes, measured.added) = (bytes, 0),
-                // A quota that cannot be measured holds nobody up. If the database is down, writing the row shows it next.
+                // A quota that cannot be measured holds no message up. If the database is down, writing the row shows it next.
                 Err(error) => {
                     if let Some(left_out) = self.lines.unrecorded.pass() {
                         tracing::warn!(
                             idem.consumer = %self.consumer.name, %error, left_out,
-                            "the bytes of dead letters could not be measured; dead_letters_bytes_max goes by what was last known"
+                            "the bytes of dead letters could not be measured; dead_letters_bytes_max goes by the last figure"
                         );
                     }
                 }
@@ -99,7 +99,7 @@ impl<S: Store, B: Source> Shared<S, B> {
 mod tests {
     use super::*;
 
-    /// S23: whole up to the quota, facts up to a quarter more, then nothing; and what was not written takes no room.
+    /// S23: whole up to the quota, facts up to a quarter more, then nothing; and a letter that was not written takes no room.
     #[test]
     fn s23_room_is_taken_up_to_the_quota_and_facts_a_quarter_more() {
         let mut measured = Measured { bytes: 700, ..Measured::default() };

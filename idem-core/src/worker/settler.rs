@@ -69,7 +69,7 @@ pub(crate) enum Settlement<H> {
     Flush(oneshot::Sender<()>),
 }
 
-/// Runs until nobody can settle any more, so it must not hold what the others share.
+/// Runs until its last sender is dropped, so it must not hold the state that the others share.
 pub(crate) async fn run<S: Store, B: Source>(
     consumer: Arc<Inner<S>>,
     source: Arc<B>,

@@ -35,7 +35,7 @@ use crate::{
     telemetry::{Cause, WorkerMetrics},
 };
 
-/// The parts of a worker, and what they have in common.
+/// The parts of a worker, and their common state.
 pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) consumer: Arc<Inner<S>>,
     pub(super) source: Arc<B>,
@@ -47,12 +47,12 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) recent: Arc<Incidents>,
     pub(super) gate: Arc<IntakeGate>,
     pub(super) settlements: mpsc::UnboundedSender<Settlement<B::Handle>>,
-    /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
-    /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
+    /// Held while a message runs that may have ended the last process. Two of them side by side on two lanes would both
+    /// be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
     /// Until when lanes are careful not to hold all connections that the database gives them.
     pub(super) scarce_until: Mutex<Option<Instant>>,
-    /// A dead letter was settled, and the broker may not have been told yet.
+    /// A dead letter was settled, and the broker may not know it yet.
     pub(super) dead_letter_settled: AtomicBool,
     /// Dead letters that the broker may not have taken.
     pub(super) unsettled: Arc<Unsettled>,
@@ -89,7 +89,7 @@ impl<S: Store, B: Source> Shared<S, B> {
 
     /// Halts the consumer, with all its tenants, until an operator resumes it.
     pub(super) async fn halt(&self, who: &str, reason: &str) {
-        // Before it is recorded: what comes meanwhile must not run.
+        // Before it is recorded: messages that come meanwhile must not run.
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
         *self.unrecorded_halt() = Some((who.to_owned(), reason.to_owned()));
         if let Err(error) = self.record_halt().await {
@@ -101,8 +101,8 @@ impl<S: Store, B: Source> Shared<S, B> {
         tracing::error!(idem.consumer = %self.consumer.name, reason, "halted; `idem consumers resume` goes on");
     }
 
-    /// Records a halt that is not recorded yet. Until it is, what the store says of the consumer is not obeyed: it would end
-    /// the halt, and what was halted over would run.
+    /// Records a halt that is not recorded yet. Until it is, the consumer's state in the store is not obeyed: it would end
+    /// the halt, and the message that caused the halt would run.
     pub(super) async fn record_halt(&self) -> Result<(), StoreError> {
         let Some((who, reason)) = self.unrecorded_halt().clone() else { return Ok(()) };
         self.consumer.store.bookkeeping().set_control(self.scope, ControlState::Halted, &who, &reason).await?;
@@ -114,7 +114,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.unrecorded_halt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what operators have set, which was read after `asked_at`.
+    /// Obeys the operators' controls, which were read after `asked_at`.
     pub(super) fn obey(&self, control: Control, asked_at: Instant) {
         self.consumer.clock.set(control.now);
         if let Some(cache) = &self.cache {
@@ -134,7 +134,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.settle_all(answers);
     }
 
-    /// Settles what was set aside, whose row is written.
+    /// Settles a dead letter whose row is written.
     pub(super) fn settle_dead_letter(
         &self,
         handle: B::Handle,
@@ -150,7 +150,7 @@ impl<S: Store, B: Source> Shared<S, B> {
 
     pub(super) fn settle_all(&self, answers: Answers<B::Handle>) {
         if !answers.is_empty() {
-            // The settler lives as long as anybody who settles; after it, the messages come back to the broker.
+            // The settler lives as long as any sender; after it, the messages come back to the broker.
             let _ = self.settlements.send(Settlement::Of(answers));
         }
     }
@@ -163,7 +163,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    /// Gives back a delivery that nobody has looked at.
+    /// Gives back a delivery that was not looked at.
     pub(super) fn release_unseen(&self, handle: B::Handle) {
         self.stats.released.add(1);
         self.settle(handle, Settle::Release { after: Duration::ZERO }, None);
@@ -173,7 +173,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.flight.messages() == 0
     }
 
-    /// Counts a duplicate of what was recorded. `early` says that the message came where a broker that marks no
+    /// Counts a duplicate of a recorded message. `early` says that the message came where a broker that marks no
     /// redeliveries redelivers: among the first after a start or an assignment.
     pub(super) fn skipped(&self, job: &Job<B::Handle>, recorded: &Recorded, early: bool) {
         let is_redelivery = job.redelivered || (early && !self.source.capabilities().marks_redelivery);

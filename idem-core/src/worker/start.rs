@@ -1,4 +1,4 @@
-//! How a worker starts: what it waits for, and what it refuses.
+//! The start of a worker: its checks, waits and refusals.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ impl Waits {
 }
 
 impl<S: Store, B: Source> Worker<S, B> {
-    /// Attaches to the broker and registers with the store, waiting for what cannot be reached. `None` where the stop
-    /// came first.
+    /// Attaches to the broker and registers with the store, waiting while either cannot be reached. `None` where the
+    /// stop came first.
     pub(super) async fn start(
         &self,
         shutdown: &CancellationToken,
@@ -50,7 +50,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         }
     }
 
-    /// The same without what a start writes.
+    /// The same without the writes of a start.
     pub(super) async fn try_out(&self) -> Result<(), WorkerError> {
         let mut waits = Waits::new();
         while let Err(error) = self.attached(&mut None).await {
@@ -59,9 +59,9 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(())
     }
 
-    /// Waits before the next try. An error that no further try would mend, or not in time, comes back.
+    /// Waits before the next try. An error that no further try would cure, or not in time, comes back.
     async fn wait_after(&self, error: WorkerError, waits: &mut Waits) -> Result<(), WorkerError> {
-        // Without what wraps it, which says that it refused: it may never have been asked.
+        // Without its wrapper, which says that it refused: it may never have been asked.
         let (what, error): (_, BoxError) = match error {
             WorkerError::Store(error) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
             WorkerError::Source(error) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
@@ -85,7 +85,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(())
     }
 
-    /// `known` is what an earlier try found of the broker, which is not asked twice.
+    /// `known` holds the broker's facts from an earlier try; the broker is not asked twice.
     async fn try_start(&self, known: &mut Option<Attached>) -> Result<(Attached, Registered), WorkerError> {
         let attached = self.attached(known).await?;
         let registered = self.consumer.inner.register_bound(&attached).await.map_err(WorkerError::Store)?;
@@ -112,7 +112,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(known.insert(attached).clone())
     }
 
-    /// Writes down what a person should know of the broker, for `idem doctor`, which knows none.
+    /// Writes down the warnings about the broker, for `idem doctor`, which knows no broker.
     async fn note_start(&self, attached: &Attached, registered: &Registered) -> Result<(), StoreError> {
         let entry = AuditEntry {
             who: format!("run {}", registered.run),
@@ -178,7 +178,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(())
     }
 
-    /// Messages that the broker takes and this worker would not handle, or could not keep, are told of before they come.
+    /// Warns of messages that the broker takes and this worker would not handle, or could not keep, before they come.
     fn too_small_for(&self, theirs: Option<u64>) -> Option<String> {
         let kept = self.settings.dead_letter_payload_bytes_max as u64;
         let handled = self.consumer.inner.settings.payload_bytes_max as u64;
@@ -224,7 +224,7 @@ fn too_small(theirs: Option<u64>, handled: u64, kept: u64, has_publisher: bool) 
 mod tests {
     use super::*;
 
-    /// A33: what would be too large is told at the start, where the broker's own limit is known.
+    /// A33: the start warns of messages that would be too large, where the broker's own limit is known.
     #[test]
     fn a33_limits_below_those_of_the_broker_are_warned_of() {
         let told = |theirs, handled, kept, publisher| too_small(theirs, handled, kept, publisher).unwrap_or_default();

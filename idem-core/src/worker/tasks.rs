@@ -31,7 +31,7 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     }
 }
 
-/// Obeys what operators set, and takes dead letters that they want replayed.
+/// Obeys the operators' controls, and takes dead letters that they want replayed.
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     let mut server = None;
     while !shared.shutdown.is_cancelled() {
@@ -41,11 +41,11 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             Err(error) => Err(error),
         };
         match read {
-            // A lane halted the consumer while the controls were read: what was read is out of date.
+            // A lane halted the consumer while the controls were read: they are out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
                 let (state, there) = (control.state, control.identity.clone());
-                // What is remembered of another server goes first: interning may take its time.
+                // Keys that are remembered of another server go first: interning may take its time.
                 shared.obey(control, asked_at);
                 interned_there(&shared, &mut server, &there).await;
                 if state == ControlState::Running {
@@ -64,7 +64,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
     }
 }
 
-/// Interns what is missing where another server answers than before, and at the first look, because nobody knows which one has
+/// Interns missing rows where another server answers than before, and at the first look, because it is unknown which one has
 /// registered the consumer. Where that fails it is tried again with the next look.
 async fn interned_there<S: Store, B: Source>(
     shared: &Arc<Shared<S, B>>,
@@ -81,7 +81,7 @@ async fn interned_there<S: Store, B: Source>(
         Ok(()) => *server = Some(now.clone()),
         Err(error @ StoreError::Refused { .. }) => shared.fatal(WorkerError::Store(error)),
         Err(error) => {
-            tracing::debug!(idem.consumer = %shared.consumer.name, %error, "what is interned cannot be looked up");
+            tracing::debug!(idem.consumer = %shared.consumer.name, %error, "interned names cannot be looked up");
         }
     }
 }
@@ -110,7 +110,7 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
     }
 }
 
-/// Removes what has expired.
+/// Removes expired rows.
 pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, settings: CleanupSettings) {
     match Cleanup::new(shared.consumer.store.cleaner(), settings) {
         Ok(cleanup) => {
@@ -125,8 +125,8 @@ pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, sett
 /// How often the tables' sizes are looked at. It is one statement on the catalogue.
 const USAGE_EVERY: Duration = Duration::from_secs(60);
 
-/// Tells whoever records metrics how much room the tables take: a flood fills a disk faster than cleanup comes round, and a
-/// worker may have none.
+/// Sets the gauges of the room that the tables take: a flood fills a disk faster than cleanup comes round, and a worker may
+/// have none.
 #[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
 pub(super) async fn usage<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
     let metrics = &shared.metrics;
@@ -195,8 +195,8 @@ async fn is_relayed<S: Store, B: Source>(shared: &Shared<S, B>) -> bool {
     }
 }
 
-/// Says so when nothing was settled for longer than the slowest unit can take, although something is in flight: a
-/// handler that blocks its thread can be stopped by nobody.
+/// Warns when nothing was settled for longer than the slowest unit can take, although something is in flight: a handler
+/// that blocks its thread cannot be stopped.
 pub(super) async fn watchdog<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
     let settings = &shared.consumer.settings;
     let slowest =

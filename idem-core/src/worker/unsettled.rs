@@ -1,9 +1,9 @@
 //! Dead letters that the broker may not have taken.
 //!
-//! Storing a dead letter ends the count of its attempts, so that whoever sends the message once more gets all of them. A
-//! delivery whose settlement came too late, because its lease had run out or its assignment had gone, would get them too: it is
-//! the same delivery once more. Where the breaker is open and one message a second runs, that is so of everything in hand, and
-//! what always fails would run for ever.
+//! Storing a dead letter ends the count of its attempts, so that a producer that sends the message once more gets all of them.
+//! A delivery whose settlement came too late, because its lease had run out or its assignment had gone, would get them too: it
+//! is the same delivery once more. Where the breaker is open and one message a second runs, that is so of everything in hand,
+//! and a message that always fails would run for ever.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None` for what has no key, which no handler runs, and for a replay, which nobody settles.
+    /// `None` for a message without a key, which no handler runs, and for a replay, which is not settled.
     pub(crate) fn of<H>(job: &Job<H>) -> Option<Self> {
         let claim = job.item.claim.as_ref()?;
         match job.from {
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// What was set aside, from the moment that its row is written until the broker says that it has taken the settlement.
+/// Dead letters, from the moment that their rows are written until the broker says that it has taken their settlements.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     /// Nearly always, so that good messages ask nothing more.
@@ -79,7 +79,7 @@ impl Unsettled {
             return;
         }
         let mut state = self.state();
-        // What it says of the handler was said.
+        // Its fault has been counted.
         let cause = DeadLetterCause { counts: Counts::Nothing, ..cause.clone() };
         if state.causes.insert(place.clone(), (cause, attempts)).is_none() {
             state.order.push_back(place);

@@ -1,4 +1,4 @@
-//! The start of a consumer: its scope, what its name is bound to, its hash rules, its run.
+//! The start of a consumer: its scope, the binding of its name, its hash rules, its run.
 
 use idem_core::{
     ConsumerName, ErrorClass, StoreError, Tenant,
@@ -91,13 +91,13 @@ async fn bind(
 }
 
 /// Refuses a new consumer under a name that another one had at first: both would give the same ids to their events and
-/// calls, and whoever receives them would take one for the other (O37).
+/// calls, and their receivers would take one for the other (O37).
 async fn check_first_name(driver: &impl BookkeepingDriver, doing: &'static str, name: &str) -> Result<(), StoreError> {
     let rows = driver.rows(doing, &driver.bookkeeping_statements().select_renamed, &[name.into()]).await?;
     let Some(row) = rows.first() else { return Ok(()) };
     let now: &str = row.get("name")?;
     let problem = format!(
-        "{name} is what consumer {now} was called at first, and the ids of its events are still derived from that: a new \
+        "{name} was the first name of consumer {now}, and the ids of its events are still derived from it: a new \
          consumer {name} would give the same ids"
     );
     let cure =
@@ -116,7 +116,7 @@ async fn select(
     Ok(rows.into_iter().next())
 }
 
-/// Answers whether nobody else was at it meanwhile.
+/// Answers whether no other start was faster.
 async fn fill(
     driver: &impl BookkeepingDriver,
     doing: &'static str,

@@ -53,7 +53,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
         missing_privileges: row.get("missing_privileges")?,
         triggers_fire: row.get("triggers_fire")?,
     };
-    // Without these rights the version cannot be read, and the missing right is what has to be told.
+    // Without these rights the version cannot be read, and the missing right is the problem to report.
     let is_closed = |privilege: &String| privilege.starts_with("USAGE") || privilege == "SELECT on migrations";
     if facts.missing_privileges.iter().any(is_closed) {
         return Err(StoreError::Schema {

@@ -18,7 +18,8 @@ statements! {
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result, no row where the name is new: `binding int4`, the id of the
     /// scope that binds; `id int4`, that of the tenant's scope, or NULL; `bound_to text`, `handler text`, `key_rules text`,
-    /// `hash_rules text`, each empty where nobody has said it; `derives_as text`, the first name of one that was renamed, or NULL.
+    /// `hash_rules text`, each empty where no start has named it; `derives_as text`, the first name of one that was renamed, or
+    /// NULL.
     select_consumer: "\
 SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules, oldest.derives_as
 FROM (SELECT * FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1) AS oldest
@@ -35,7 +36,7 @@ FROM pg_catalog.unnest($8::int8[]) WITH ORDINALITY AS free (id, place)
 WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
 ON CONFLICT DO NOTHING RETURNING id";
 
-    /// What a consumer is called now that had this name at first. Parameter: 1 name `text`. Result: `name text`, or no row.
+    /// The present name of a consumer that had this name at first. Parameter: 1 name `text`. Result: `name text`, or no row.
     select_renamed: "\
 SELECT name FROM {schema}.consumers WHERE derives_as = $1::text AND name <> $1::text ORDER BY id LIMIT 1";
 
@@ -56,8 +57,8 @@ CROSS JOIN (
 ) AS free
 ON CONFLICT DO NOTHING RETURNING id";
 
-    /// Fills in what no start had said, and goes over to another hash rule. It never changes what is bound: a race that
-    /// was lost answers no row, and the start has to compare again.
+    /// Fills in the parts that no start had named, and goes over to another hash rule. It never changes a bound part: a
+    /// race that was lost answers no row, and the start has to compare again.
     ///
     /// Parameters: 1 binding `int4`, 2 bound_to, 3 handler, 4 hash_rules, 5 the hash_rules that were read, 6 key_rules, all
     /// `text`. Result: `id int4`, or no row.
@@ -104,8 +105,9 @@ VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
 ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = pg_catalog.now(), attempts = a.attempts + 1
 RETURNING attempts";
 
-    /// Takes a count back that was nobody's fault (Busy, shutdown, infrastructure). Parameters: 1 consumer `int4`,
-    /// 2 key id `uuid`, 3 payload hash `bytea`. Result: `attempts int4`, never below zero, or no row.
+    /// Takes back the count of an attempt that failed through no fault of the message (Busy, shutdown, infrastructure).
+    /// Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 payload hash `bytea`. Result: `attempts int4`, never below
+    /// zero, or no row.
     uncount_attempt: "\
 UPDATE {schema}.message_attempts SET attempts = greatest(attempts - 1, 0)
 WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RETURNING attempts";
@@ -118,9 +120,10 @@ WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RET
 
     /// Records a dead letter, unless one with its identity is there, and ends the count of its attempts: no other payload's.
     ///
-    /// It waits for whoever is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`] as a *second
-    /// statement*, which sees the row that this one met. Returns that one no row either, cleanup took the row away in
-    /// between: begin again, three rounds at most. Both may share a transaction at READ COMMITTED, or have one each.
+    /// It waits for a transaction that is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`]
+    /// as a *second statement*, which sees the row that this one met. If that one returns no row either, cleanup took the
+    /// row away in between: begin again, three rounds at most. Both may share a transaction at READ COMMITTED, or have one
+    /// each.
     ///
     /// Parameters: 1 consumer `int4`, 2 origin `text`, 3 key id `uuid` or NULL, 4 key `text` or NULL, 5 payload hash
     /// `bytea`, 6 hash id `int4` or NULL where that is of the payload's bytes, 7 reason `text`, 8 attempts `int4`, 9 error
@@ -149,8 +152,8 @@ RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, cop
 
     /// Folds a dead letter into the row that has its identity; see [`Self::insert_dead_letter`].
     ///
-    /// A copy counts if its origin is neither the row's first nor its last one: what a crash brings back does not. A new
-    /// copy of a message whose replay has ended puts the row before the operator again.
+    /// A copy counts if its origin is neither the row's first nor its last one: one that comes back after a crash does
+    /// not. A new copy of a message whose replay has ended puts the row before the operator again.
     ///
     /// Parameters: 1 consumer `int4`, 2 identity `bytea`, 3 origin `text`, 4 reason `text`, 5 attempts `int4`, 6 error
     /// `text`, 7 fingerprint `text`. Result: as `insert_dead_letter`.
@@ -240,8 +243,8 @@ WITH asked AS (
 )
 SELECT id FROM asked";
 
-    /// Whether anybody waits for [`Self::take_replays`]: workers ask every few seconds, mostly for nothing, and that must write
-    /// nothing. Parameters: 1 consumer's name `text`, 2 take over after µs. Result: `waiting bool`.
+    /// Whether any dead letter waits for [`Self::take_replays`]: workers ask every few seconds, mostly for nothing, and that
+    /// must write nothing. Parameters: 1 consumer's name `text`, 2 take over after µs. Result: `waiting bool`.
     replays_waiting: "\
 SELECT EXISTS (
     SELECT FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
@@ -254,8 +257,8 @@ SELECT EXISTS (
     ///
     /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 take over after µs. Result, the oldest in no
     /// promised order: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload
-    /// bool`, `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`; what
-    /// the table lets be NULL may be NULL.
+    /// bool`, `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`;
+    /// columns that the table lets be NULL may be NULL.
     take_replays: "\
 WITH taken AS MATERIALIZED (
     SELECT d.id FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
@@ -280,7 +283,7 @@ WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"
 
     /// Parameter: 1 consumer `int4`. Result, always one row: `state text` (`running`, `paused`, `halted`), `by text`,
     /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch, and `identity text`: which server this is,
-    /// and of which life, as far as it tells. A cache of committed keys must be emptied when the epoch or that differs.
+    /// and of which life, as far as is known. A cache of committed keys must be emptied when the epoch or that differs.
     read_control: "\
 SELECT coalesce(c.state, 'running') AS state, coalesce(c.by, '') AS by, coalesce(c.reason, '') AS reason,
     coalesce(c.epoch, 0) AS epoch, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now,

@@ -11,7 +11,7 @@ DECLARE
     total bigint := 0;
 BEGIN
     FOREACH removal IN ARRAY removals LOOP
-        -- What is left after so many steps waits for the next cycle.
+        -- Rows that are left after this many steps wait for the next cycle.
         FOR step IN 1..{steps_max} LOOP
             EXECUTE removal INTO elected, rows;
             -- Gives the lock of the cleaners back too.

@@ -1,4 +1,4 @@
-//! The statements of cleanup: what has expired, and how it is removed, counted and noted.
+//! The statements of cleanup: which rows have expired, and how they are removed, counted and noted.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl CleanupStatements {
         &self.remove[place(kind)]
     }
 
-    /// Counts what would be removed. Parameters: 1 none `int8`, 2 older than µs. Result, one row: `rows int8`.
+    /// Counts the rows that would be removed. Parameters: 1 none `int8`, 2 older than µs. Result, one row: `rows int8`.
     pub(super) fn count(&self, kind: Expiring) -> &Arc<str> {
         &self.count[place(kind)]
     }
@@ -70,7 +70,8 @@ fn place(kind: Expiring) -> usize {
     Expiring::ALL.iter().position(|known| *known == kind).unwrap_or_default()
 }
 
-/// A template with the table of a kind in it, and what of it has expired, as the migration's `remove_expired` has it.
+/// A template with the table of a kind in it, and the condition of its expired rows, as the migration's `remove_expired` has
+/// it.
 fn of(template: &str, kind: Expiring) -> String {
     let older = |column: &str, at_least: &str| {
         format!(
@@ -95,7 +96,8 @@ fn of(template: &str, kind: Expiring) -> String {
     texts.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// The database's own function deletes: what has expired and nothing else, whoever asks. It elects one cleaner at a time.
+/// The database's own function deletes: expired rows and nothing else, whichever role calls it. It elects one cleaner at a
+/// time.
 const REMOVE: &str = "\
 SELECT elected, removed FROM {schema}.remove_expired('{table}', $1::int8, $2::int8) AS step";
 

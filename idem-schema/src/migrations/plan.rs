@@ -89,7 +89,7 @@ pub fn pending_migrations<'m>(
 /// The migration that a step down takes back: the newest that was applied, or `None` where there is none.
 ///
 /// # Errors
-/// As [`pending_migrations`]: what this build does not know it cannot take back.
+/// As [`pending_migrations`]: this build cannot take back a migration that it does not know.
 pub fn version_to_revert<'m>(
     known: &'m [Migration],
     applied: &[AppliedMigration],

@@ -1,4 +1,4 @@
-//! Runs the migrations, whatever driver they go through.
+//! Runs the migrations, through any driver.
 
 use std::{error::Error, future::Future};
 
@@ -71,14 +71,14 @@ impl<'s> Migrator<'s> {
         Self::with(dialect, schema, known)
     }
 
-    /// Of one schema, with these migrations, oldest first: for tests of what migrations do.
+    /// Of one schema, with these migrations, oldest first: for tests of the effects of migrations.
     #[must_use]
     pub fn with(dialect: Dialect, schema: &'s SchemaName, known: &'s [Migration]) -> Self {
         Self { schema, known, statements: MigrationStatements::new(dialect, schema) }
     }
 
-    /// Applies what is pending, and answers the versions that it applied: none where there was nothing to do. Several may
-    /// run at once; each migration is applied by one of them.
+    /// Applies the pending migrations, and answers the versions that it applied: none where there was nothing to do.
+    /// Several may run at once; each migration is applied by one of them.
     ///
     /// # Errors
     /// [`MigrateError`]; each migration is one transaction, so nothing is half done. Drop the connection after an error.

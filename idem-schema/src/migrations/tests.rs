@@ -27,7 +27,7 @@ fn versions_begin_at_one_and_have_no_gaps() {
     }
 }
 
-/// A released migration is never edited: whoever changes one sees this red and writes a new one.
+/// A released migration is never edited. Where this is red, undo the change and write a new one.
 #[test]
 fn texts_leave_no_placeholder_and_no_bare_name() {
     let schema = SchemaName::new("select").unwrap();

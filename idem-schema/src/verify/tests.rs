@@ -36,7 +36,7 @@ fn a_sound_schema_is_taken() {
     let mut facts = sound();
     facts.columns.push("note text collate default".to_owned());
     facts.indexes.push("index (processed_at) valid".to_owned());
-    assert_eq!(verify_schema(&facts), Ok(()), "columns and plain indexes of the user's own harm nobody");
+    assert_eq!(verify_schema(&facts), Ok(()), "columns and plain indexes of the user's own do no harm");
 }
 
 #[test]

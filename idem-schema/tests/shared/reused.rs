@@ -1,5 +1,5 @@
 //! Schemas that the cases of the suites use one after the other: to make one and to drop it costs the server far more than most cases
-//! do in it. A case that is green leaves its schema empty for the next one; what a red one leaves is kept for a look. The tests of
+//! do in it. A case that is green leaves its schema empty for the next one; a red one's schema is kept for a look. The tests of
 //! both stores on PostgreSQL include this file, and share the schemas.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use idem_schema::{POSTGRES_MIGRATIONS, SchemaName};
 use idem_testkit::conformance::postgres::EFFECTS;
 
-/// The tables that these schemas have, by which one of another build is told from this build's.
+/// The tables that these schemas have, by which one of another build is distinguished from this build's.
 fn made_of() -> String {
     let mut hasher = DefaultHasher::new();
     POSTGRES_MIGRATIONS.iter().for_each(|migration| migration.up_template.hash(&mut hasher));
@@ -15,8 +15,8 @@ fn made_of() -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Makes the list of these schemas, where there is none yet. `relations` and `functions` are what is in one, and `empty` how it is
-/// emptied: to look for them each time costs the server more than to empty it.
+/// Makes the list of these schemas, where there is none yet. `relations` and `functions` are the contents of one, and `empty`
+/// how it is emptied: to look for them each time costs the server more than to empty it.
 pub(crate) const LIST: &str = "
     BEGIN;
     SELECT pg_advisory_xact_lock(4713);
@@ -53,7 +53,7 @@ pub(crate) fn enter(schema: &SchemaName) -> String {
     )
 }
 
-/// A digest of what is defined in a schema: a statement that changes it leaves another.
+/// A digest of the definitions in a schema: a statement that changes it leaves another.
 const DEFINITION: &str = "(
     SELECT md5(string_agg(o.version, ' ' ORDER BY o.version)) FROM (
         SELECT c.oid || '.' || c.xmin FROM pg_class AS c WHERE c.oid = ANY (s.relations)
@@ -65,7 +65,7 @@ const DEFINITION: &str = "(
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
     ) AS o (version))";
 
-/// Empties a schema for the next test once nobody has a transaction in it any more. Drops it where something in it is defined
+/// Empties a schema for the next test once no transaction uses it any more. Drops it where something in it is defined
 /// otherwise than when it was made. The session's `search_path` is the schema.
 pub(crate) fn give_back(schema: &SchemaName) -> String {
     format!(

@@ -1,5 +1,5 @@
-//! What another role may put into a schema of the search_path to take idem's statements over. Every crate with statements of
-//! its own includes this file in its tests.
+//! Objects that another role may put into a schema of the search_path to take idem's statements over. Every crate with
+//! statements of its own includes this file in its tests.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 -- Functions and operators in the schema {usurper} that have the names that idem's statements use, and the exact types of
--- what they are given: PostgreSQL prefers those to a function or operator of pg_catalog's that takes any type, or takes one
+-- their arguments: PostgreSQL prefers those to a function or operator of pg_catalog's that takes any type, or takes one
 -- only after a cast, wherever their schema stands in the search_path. Each raises where it is called, and answers a type
 -- that fits nowhere. {functions} and {operators} are the names.
 DO $usurpers$
@@ -21,7 +21,7 @@ BEGIN
     LOOP
         EXECUTE format('CREATE FUNCTION {usurper}.usurper(%s, %s) RETURNS point %s', pair.l, pair.r, body);
         FOREACH wanted IN ARRAY ARRAY[{operators}] LOOP
-            -- What is exact in pg_catalog cannot be taken over, because pg_catalog comes first.
+            -- An exact match in pg_catalog cannot be taken over, because pg_catalog comes first.
             CONTINUE WHEN EXISTS (SELECT FROM pg_operator WHERE oprname = wanted AND oprleft = pair.l AND oprright = pair.r
                 AND oprnamespace = 'pg_catalog'::regnamespace);
             EXECUTE format('CREATE OPERATOR {usurper}.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = {usurper}.usurper)',

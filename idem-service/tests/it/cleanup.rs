@@ -122,7 +122,7 @@ async fn s8_cleanup_runs_on_a_login_that_may_delete_or_says_that_it_is_off() {
 
     let mut running = fixture.worker(&url, "--cleanup-every 1s").start();
     let line = running.line("cleanup is off in this worker").await;
-    assert!(line.contains("nobody has cleaned yet") && line.contains("--cleanup-database-url"), "{line}");
+    assert!(line.contains("no cleanup has finished yet") && line.contains("--cleanup-database-url"), "{line}");
     running.signal("TERM").await;
     running.ended().await.with(0);
     assert_eq!(fixture.records().await, 2);

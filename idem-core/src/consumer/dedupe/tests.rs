@@ -41,7 +41,7 @@ fn s2_equal_keys_of_two_scopes_are_two_claims() {
     assert_eq!(fold.claims, [2, 1, 0]);
 }
 
-/// What opted out claims nothing and follows nobody.
+/// A message that opted out claims nothing and follows none.
 #[test]
 fn unprotected_messages_are_not_folded() {
     assert_eq!(folded(&[None, Some((1, "a", 0)), None]), Fold { leader: vec![None, Some(1), None], claims: vec![1] });

@@ -35,7 +35,7 @@ fn a_value_has_one_form_whatever_it_is_written_like() {
     }
 }
 
-/// C10: what shares a double is told apart, at every place where it used to be called equal.
+/// C10: numbers that share a double differ, at every place where they used to be called equal.
 #[test]
 fn c10_decimals_that_share_a_double_differ() {
     for (one, other) in [
@@ -52,7 +52,7 @@ fn c10_decimals_that_share_a_double_differ() {
     }
 }
 
-/// C11: an object that looks like what `serde_json` makes of a number is an object.
+/// C11: an object in the form that `serde_json` gives to a number is an object.
 #[test]
 fn c11_an_object_that_imitates_a_number_is_an_object() {
     let imitation = r#"{"a":{"$serde_json::private::Number":"5"}}"#;
@@ -61,7 +61,7 @@ fn c11_an_object_that_imitates_a_number_is_an_object() {
     assert_eq!(canonical(raw).as_deref(), Ok(raw));
 }
 
-/// S10: what has no single meaning, or is no JSON, is refused; the text does not quote it (S4).
+/// S10: text that has no single meaning, or is no JSON, is refused; the error does not quote it (S4).
 #[test]
 fn s10_what_has_no_single_form_is_refused() {
     for json in [
@@ -123,7 +123,7 @@ fn value(digits: i64, power: i64) -> i128 {
 }
 
 proptest! {
-    /// C10: two numbers have one form if and only if they are equal, whatever they are written like.
+    /// C10: two numbers have one form if and only if they are equal, however they are written.
     #[test]
     fn c10_numbers_have_one_form_if_and_only_if_they_are_equal(
         digits in prop_oneof![-9_999_999_i64..9_999_999, -20_i64..20],

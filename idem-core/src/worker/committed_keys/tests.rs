@@ -91,7 +91,7 @@ fn another_epoch_or_a_lost_connection_drops_everything() {
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
 }
 
-/// What was noted before anything was confirmed may be of another epoch or server (A43).
+/// Entries that were noted before any confirmation may be of another epoch or server (A43).
 #[test]
 fn a43_the_first_confirmation_drops_what_was_noted_before_it() {
     let (cache, now) = (cache(1 << 20), Instant::now());
@@ -100,7 +100,7 @@ fn a43_the_first_confirmation_drops_what_was_noted_before_it() {
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
 }
 
-/// After a failover, what the old server had committed may be lost (A43).
+/// After a failover, commits of the old server may be lost (A43).
 #[test]
 fn a43_another_server_drops_everything_before_it_is_confirmed() {
     let (cache, now) = knowing_a(1 << 20);
@@ -112,7 +112,7 @@ fn a43_another_server_drops_everything_before_it_is_confirmed() {
     }
 }
 
-/// A claim that read a record just before somebody removed it must not bring it back.
+/// A claim that read a record just before it was removed must not bring it back.
 #[test]
 fn what_was_claimed_before_a_drop_is_not_noted_after_it() {
     let (cache, now) = knowing_a(1 << 20);
@@ -122,7 +122,7 @@ fn what_was_claimed_before_a_drop_is_not_noted_after_it() {
     assert!(cache.duplicate(&claim("b", b"1"), now).is_none());
 }
 
-/// While nobody can say whether records were removed, the database is asked.
+/// While it is unknown whether records were removed, the database is asked.
 #[test]
 fn without_a_confirmation_nothing_is_answered() {
     let (cache, now) = knowing_a(1 << 20);
@@ -133,7 +133,7 @@ fn without_a_confirmation_nothing_is_answered() {
     assert!(cache.duplicate(&claim("a", b"1"), late).is_some());
 }
 
-/// A43: while the database cannot be asked, nobody knows which server will answer next.
+/// A43: while the database cannot be asked, it is unknown which server will answer next.
 #[test]
 fn a43_a_look_that_failed_ends_the_confirmation() {
     let (cache, now) = knowing_a(1 << 20);

@@ -48,7 +48,7 @@ pub(crate) type LaneSenders<H> = Vec<ToLane<H>>;
 
 pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     let mut failures = 0;
-    // Received, and waiting for their share of what may be in flight.
+    // Received, and waiting for their share of the limits in flight.
     let mut waiting = VecDeque::<(Delivery<B::Handle>, Arc<Instant>)>::new();
     let mut admitted = Admitted::new(lanes.len());
     let mut subscription = Subscription::of(&shared);
@@ -108,7 +108,7 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
                 shared.fatal(WorkerError::Source(error));
                 break;
             }
-            // At a stop nobody waits for a broker that does not answer.
+            // A stop does not wait for a broker that does not answer.
             Err(_) if shared.shutdown.is_cancelled() => break,
             Err(error) => {
                 failures += 1;
@@ -171,8 +171,8 @@ async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     }
 }
 
-/// Waits until there is room for a message, and answers for how many. At a stop there is always room: what the source
-/// still hands over goes straight back.
+/// Waits until there is room for a message, and answers for how many. At a stop there is always room: messages that the
+/// source still hands over go straight back.
 async fn room<S: Store, B: Source>(shared: &Shared<S, B>) -> usize {
     let room = async {
         shared.gate.open().await;
@@ -260,7 +260,7 @@ fn remembered<S: Store, B: Source>(shared: &Shared<S, B>, job: &Job<B::Handle>) 
     shared.cache.as_ref()?.duplicate(claim, Instant::now())
 }
 
-/// Waits for the message's share of what may be in flight.
+/// Waits for the message's share of the limits in flight.
 async fn permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
     tokio::select! {
         permit = shared.flight.permit(bytes, arrived) => permit,
@@ -312,7 +312,7 @@ fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> DeadLetterCause {
     DeadLetterCause { reason, class, text, code, key, hash: None, counts: Counts::Producer }
 }
 
-/// A message that is older than its record would be kept may have been handled before, and nobody can tell.
+/// A message that is older than its record would be kept may have been handled before, and no record may show it.
 async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::Handle>) {
     let Retention::For(retention) = shared.consumer.settings.retention else { return };
     let old = job.item.message.age(|| shared.consumer.clock.now()).is_some_and(|age| age > retention);
@@ -355,7 +355,7 @@ pub(super) fn hand_over_one<S: Store, B: Source>(
     hand_over(shared, &lanes[lane], vec![job]);
 }
 
-/// Assignments end. Where they are still held, the broker waits until what must be finished is, see
+/// Assignments end. Where they are still held, the broker waits until all that must be finished is, see
 /// `lane/drain.rs`.
 async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &LaneSenders<B::Handle>, revocation: Revocation) {
     let assignments = Arc::new(revocation.assignments);
@@ -366,7 +366,7 @@ async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &LaneSenders<
     };
     let drain = shared.settings.drain;
     let until = Instant::now() + drain;
-    // A lane that runs for longer is waited for below, and what it settles then counts too.
+    // A lane that runs for longer is waited for below, and its settlements then count too.
     let _ = tokio::time::timeout(drain / 2, async {
         tell(lanes, Command::Rest).await;
         shared.flush().await;
@@ -375,7 +375,7 @@ async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &LaneSenders<
     let parted = async {
         tell(lanes, |done| Command::Revoke(Arc::clone(&assignments), done)).await;
         if shared.shutdown.is_cancelled() {
-            // LaneSenders that stop answer nothing any more, and finish the same messages.
+            // Lanes that stop answer nothing any more, and finish the same messages.
             shared.all_stopped().await;
         }
         shared.flush().await;
@@ -387,7 +387,7 @@ async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &LaneSenders<
     let _ = drained.send(());
 }
 
-/// Tells every lane, and waits for their answers.
+/// Sends every lane a command, and waits for their answers.
 async fn tell<H>(lanes: &LaneSenders<H>, command: impl Fn(oneshot::Sender<()>) -> Command<H>) {
     let tell = |lane: &mpsc::UnboundedSender<_>| {
         let (done, answer) = oneshot::channel();

@@ -1,8 +1,8 @@
-//! Ends the source's subscription while intake is closed for long, where the broker counts what is held.
+//! Ends the source's subscription while intake is closed for long, where the broker counts held messages.
 //!
 //! A broker with a delivery limit counts each time that it takes a message back from a consumer that does not settle it,
-//! and drops the message in the end. So what this worker holds through a pause, an outage or an open breaker would be lost
-//! although nothing ever failed on it (B-C3, G15). Giving it back costs one count in all, or none.
+//! and drops the message in the end. So messages that this worker holds through a pause, an outage or an open breaker
+//! would be lost although they never failed (B-C3, G15). Giving them back costs one count in all, or none.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ enum State {
     Ended,
 }
 
-/// The call that tells the broker.
+/// The call that changes the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Nothing,
-    /// Give back what was not begun.
+    /// Give back messages that were not begun.
     End,
     /// The same, and begin anew.
     Restart,
@@ -62,7 +62,7 @@ impl Subscription {
         }
     }
 
-    /// Tells source and lanes what has become of intake. Answers whether everything that was not begun is to go back.
+    /// Passes the state of intake on to source and lanes. Answers whether all messages that were not begun are to go back.
     pub(super) fn look<S: Store, B: Source>(&mut self, shared: &Shared<S, B>, lanes: &LaneSenders<B::Handle>) -> bool {
         if self.ticks.is_none() || shared.shutdown.is_cancelled() {
             return false;
@@ -86,7 +86,7 @@ impl Subscription {
         tracing::info!(
             idem.consumer = %shared.consumer.name, cause = cause.as_ref().map(tracing::field::display),
             closed_for = ?self.after,
-            "intake is closed for long: what was not begun goes back to the broker, which counts what is held"
+            "intake is closed for long: messages that were not begun go back to the broker, which counts held ones"
         );
         true
     }

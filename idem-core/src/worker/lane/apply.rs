@@ -23,8 +23,8 @@ use crate::{
 
 impl<S: Store, B: Source> Lane<S, B> {
     /// Deals with the decisions of a unit, in order. Acknowledgements go out together, and before anything that waits.
-    /// Once the database was found down over an earlier one, what would need it goes back to be decided again, rather
-    /// than each message waiting for an answer in turn.
+    /// Once the database was found down over an earlier one, messages that would need it go back to be decided again,
+    /// rather than each waiting for an answer in turn.
     pub(super) async fn apply(&mut self, decided: impl IntoIterator<Item = (Job<B::Handle>, Decision)>) {
         let (mut answers, mut counted) = (Answers::default(), Vec::new());
         for (job, decision) in decided {
@@ -39,7 +39,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 Decision::Duplicate(recorded, durable) => {
                     self.note_duplicate(&job, recorded);
-                    // It was counted before, and committed by somebody else.
+                    // It was counted before, and committed elsewhere.
                     counted.extend(self.count_to_end(&job));
                     (durable, ReplayEnd::Duplicate)
                 }
@@ -86,7 +86,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn busy(&mut self, mut job: Job<B::Handle>) {
         self.shared.stats.busy.add(1);
         job.isolate();
-        let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "somebody else holds the key");
+        let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "another unit holds the key");
         self.after(vec![job], Seen::Held, Failed::Message(failure)).await;
     }
 
@@ -131,7 +131,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// A replay is done. Counted once it is noted: who waits for the count may ask for the next replay.
+    /// A replay is done. Counted once it is noted: a caller that waits for the count may request the next replay.
     pub(super) async fn replayed(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.finish_replay(id, end).await;
         self.shared.stats.replayed.add(1);

@@ -15,8 +15,8 @@ pub(super) struct BatchSize {
 }
 
 impl BatchSize {
-    /// `hold_max` is how long the broker leaves a delivery unsettled: a quarter of it leaves time for what is in front of
-    /// the unit and for what follows a failure (D8).
+    /// `hold_max` is how long the broker leaves a delivery unsettled: a quarter of it leaves time for the units in front
+    /// of this one and for the runs after a failure (D8).
     pub(super) fn new(max: usize, hold_max: Option<Duration>) -> Self {
         Self { max, now: max, budget: hold_max.map_or(UNIT_MAX, |max| UNIT_MAX.min(max / 4)) }
     }

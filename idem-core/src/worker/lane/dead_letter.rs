@@ -98,7 +98,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Says of what was set aside before and came again that it failed for good.
+    /// Marks messages that were set aside before and came again as failed for good.
     pub(super) fn recognise(&mut self, jobs: &mut [Job<B::Handle>]) {
         if self.shared.unsettled.is_empty() {
             return;
@@ -108,7 +108,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Whether it was set aside before, which it then says again.
+    /// Whether it was set aside before; it is then marked so again.
     fn was_set_aside(&self, job: &mut Job<B::Handle>) -> bool {
         let place = Place::of(job).filter(|_| job.dead.is_none());
         let Some((cause, attempts)) = place.and_then(|place| self.shared.unsettled.cause(&place)) else { return false };
@@ -116,8 +116,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         true
     }
 
-    /// Sets what was set aside before aside again, before anything waits for the breaker, which lets one message a second pass:
-    /// where leases run out meanwhile, each settlement would be late again, for ever.
+    /// Sets messages aside again that were set aside before, ahead of any wait for the breaker, which lets one message a second
+    /// pass: where leases run out meanwhile, each settlement would be late again, for ever.
     pub(super) async fn set_aside_again(&mut self) {
         // While the database is down, it has its turn in the queue.
         if !std::mem::take(&mut self.came_again) || self.down > 0 || bugs::planted(Bug::LateDeadLettersWait) {
@@ -131,8 +131,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Takes out what was set aside before and came again because its settlement was late: it is set aside once more, and does not
-    /// run. Its row is written again, which changes nothing where it is there.
+    /// Takes out messages that were set aside before and came again because their settlements were late: they are set aside
+    /// once more, and do not run. Each row is written again, which changes nothing where it is there.
     pub(super) async fn without_set_aside(&mut self, next: Next<Job<B::Handle>>) -> Next<Job<B::Handle>> {
         if self.shared.unsettled.is_empty() {
             return next;

@@ -1,8 +1,8 @@
 //! How a lane empties its hands when the worker stops or an assignment ends.
 //!
-//! A broker that keeps positions delivers again whatever comes after the first message that is not settled. So first every
-//! lane finishes what it runs, then each finishes what stands before a settled message, and only the rest goes back: a
-//! clean stop leaves no duplicates behind (E10).
+//! A broker that keeps positions delivers every message again after the first that is not settled. So first every lane
+//! finishes its running messages, then each finishes those before a settled message, and only the rest goes back: a clean
+//! stop leaves no duplicates behind (E10).
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Finishing what holds settled messages back takes at most this part of the drain deadline.
+/// Finishing messages that hold settled ones back takes at most this part of the drain deadline.
 const PART: u32 = 2;
 
 /// An assignment that ends, and of which this lane still finishes something.
@@ -95,7 +95,7 @@ impl<S: Store, B: Source> Shared<S, B> {
 }
 
 impl<S: Store, B: Source> Lane<S, B> {
-    /// The assignments end, and are still held: keeps what holds settled messages back, and gives back the rest.
+    /// The assignments end, and are still held: keeps messages that hold settled ones back, and gives back the rest.
     pub(super) fn part(&mut self, assignments: Arc<Vec<Assignment>>, done: oneshot::Sender<()>) {
         let shared = Arc::clone(&self.shared);
         let goes = |job: &Job<B::Handle>| of(&assignments, job) && !shared.holds_back(job);
@@ -122,7 +122,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Gives back what is left of assignments that end, and answers.
+    /// Gives back the remaining messages of assignments that end, and answers.
     pub(super) fn end(&mut self, revoking: Revoking) {
         let Revoking { assignments, done, .. } = revoking;
         for job in self.queue.remove(|job| of(&assignments, job)) {
@@ -132,7 +132,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let _ = done.send(());
     }
 
-    /// The worker stops: finishes what holds settled messages back, and gives back the rest.
+    /// The worker stops: finishes messages that hold settled ones back, and gives back the rest.
     pub(super) async fn leave(&mut self) {
         self.close_commands().await;
         self.at_work = None;

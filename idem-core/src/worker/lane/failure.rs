@@ -105,7 +105,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     fn known(&self, jobs: &[Job<B::Handle>]) -> Known {
         let known =
             Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
-        // Of a unit of several, nothing is known that is said of one message.
+        // Of a unit of several, no fact about a single message is known.
         let [job] = jobs else { return known };
         let waited_long = self.shared.has_waited_long(job, WaitCause::Database);
         Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
@@ -191,7 +191,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let what = match cause {
                 WaitCause::Database => "a message waits for the database",
                 WaitCause::Publisher => "a dead letter waits to be confirmed by its publisher",
-                WaitCause::Broker => "a message that may end the process waits until the broker has what is settled",
+                WaitCause::Broker => "a message that may end the process waits until the broker has the settlements",
                 WaitCause::Retry
                 | WaitCause::KeyHeld
                 | WaitCause::Bookkeeping
@@ -230,8 +230,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Intake is closed for long, and the broker counts what is held: everything that was not begun goes back, but for what
-    /// its next delivery would not tell.
+    /// Intake is closed for long, and the broker counts held messages: those that were not begun go back, except where the
+    /// next delivery would lack what is known of them.
     pub(super) async fn give_back(&mut self) {
         for mut job in self.queue.remove(Job::may_go_back) {
             self.uncount(&mut job).await;
@@ -242,7 +242,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Takes back the attempts of messages that went back while the database was down: an outage charges nobody.
+    /// Takes back the attempts of messages that went back while the database was down: an outage charges no message.
     pub(super) async fn take_back_owed(&mut self) {
         for claim in std::mem::take(&mut self.owed) {
             let books = self.shared.consumer.store.bookkeeping();
@@ -259,7 +259,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.hold(job, cause, wait).await;
     }
 
-    /// Holds a message and what follows it in its key, or gives them back where the broker would not wait that long.
+    /// Holds a message and those behind it in its key, or gives them back where the broker would not wait that long.
     pub(super) async fn hold(&mut self, mut job: Job<B::Handle>, cause: WaitCause, wait: Duration) {
         if job.waiting.as_ref().is_none_or(|waiting| waiting.cause != cause) {
             job.waiting = Some(Box::new(self.shared.waits.begin(cause)));

@@ -1,5 +1,5 @@
 //! A lane: many ordering keys, the order kept within each, one connection. It decides what to run next; running it is in `run`,
-//! and `apply` does what was decided.
+//! and `apply` carries out the decisions.
 
 mod apply;
 mod batch_size;
@@ -32,30 +32,30 @@ use crate::{
     worker::{Shared, committed_keys, job::Job, pause::Turn},
 };
 
-/// The longest wait between two probes of a database that is down: it comes back for everybody at once.
+/// The longest wait between two probes of a database that is down: it comes back for all lanes at once.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) enum Command<H> {
     Jobs(Vec<Job<H>>),
-    /// Finish what runs, and begin nothing before the next command; assignments are about to end.
+    /// Finish running messages, and begin nothing before the next command; assignments are about to end.
     Rest(oneshot::Sender<()>),
-    /// These assignments end, and are still held: finish what holds settled messages back, and give back the rest.
+    /// These assignments end, and are still held: finish messages that hold settled ones back, and give back the rest.
     Revoke(Arc<Vec<Assignment>>, oneshot::Sender<()>),
-    /// These assignments are lost: drop what was not begun of them.
+    /// These assignments are lost: drop their messages that were not begun.
     Drop(Arc<Vec<Assignment>>),
-    /// Intake is closed for long: give back what was not begun.
+    /// Intake is closed for long: give back messages that were not begun.
     GiveBack,
 }
 
 /// The steps that a lane may take now.
 #[derive(Debug)]
 enum Duty {
-    /// Run what is ready.
+    /// Run ready messages.
     Serve,
     /// Begin nothing before the next command.
     Rest,
-    /// Run what is ready, and answer once nothing of assignments that end can be finished any more.
+    /// Run ready messages, and answer once nothing of assignments that end can be finished any more.
     Revoke(Revoking),
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
     returned: Vec<Job<B::Handle>>,
     connection: Connection<S::Session>,
-    /// Fresh messages that still run alone and counted, after a start or an assignment: whatever killed the last
+    /// Fresh messages that still run alone and counted, after a start or an assignment: a message that killed the last
     /// process may be among them.
     probation: usize,
     newest: Assignment,
@@ -107,7 +107,7 @@ pub(crate) struct Lane<S: Store, B: Source> {
     duty: Duty,
     /// Messages that were not begun go back to the broker before anything else.
     giving_back: bool,
-    /// Among what came is something that was set aside before, and does not wait for a turn.
+    /// Among the new messages is one that was set aside before, which does not wait for a turn.
     came_again: bool,
     /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
     owed: Vec<Claim>,
@@ -215,7 +215,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.leave().await;
     }
 
-    /// Runs what comes next; false where that is nothing.
+    /// Runs the next step; false where there is none.
     pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
         match self.without_set_aside(next).await {
             Next::Nothing => return false,
@@ -240,7 +240,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Waits for a message, or for one that is held; answers whether there may be more.
     async fn wait(&mut self) -> bool {
-        // While it rests, what is due waits for the next command too.
+        // While it rests, due messages wait for the next command too.
         let rests = matches!(self.duty, Duty::Rest) && !bugs::planted(Bug::RestingLaneSpins);
         let due = if rests { None } else { self.queue.next_due() };
         let shared = Arc::clone(&self.shared);
@@ -257,8 +257,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         true
     }
 
-    /// Nothing is begun while the consumer is paused or halted, not even what is in hand: an operator who changes a table
-    /// relies on it, and a consumer that halted would only halt again. Answers whether there may be more.
+    /// Nothing is begun while the consumer is paused or halted, not even a message in hand: an operator who changes a
+    /// table relies on it, and a consumer that halted would only halt again. Answers whether there may be more.
     async fn wait_while_paused(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         tokio::select! {
@@ -307,7 +307,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Takes no more commands, and sees to those that were sent already.
+    /// Takes no more commands, and obeys those that were sent already.
     pub(super) async fn close_commands(&mut self) {
         self.commands.close();
         while let Some(command) = self.commands.recv().await {
@@ -323,7 +323,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Asks whether the database is back while there is no message to try it with. Intake is closed until it is.
+    /// Probes the database while there is no message to try it with. Intake is closed until it answers.
     async fn look_for_the_store(&mut self) {
         match self.probe().await {
             Ok(()) => self.succeeded(),

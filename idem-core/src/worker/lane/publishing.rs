@@ -1,5 +1,5 @@
-//! Sees to it that a dead letter is somewhere whole before its message is settled: in its row, or published. What is
-//! nowhere is not acknowledged.
+//! Makes sure that a dead letter is whole in its row, or published, before its message is settled. A message that is in
+//! neither place is not acknowledged.
 
 use crate::{
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},

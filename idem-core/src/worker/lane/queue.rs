@@ -87,7 +87,7 @@ impl<J: Queued> Queue<J> {
         held.jobs.push_back(job);
     }
 
-    /// Makes ready what has waited long enough, the longest due first, before what came later.
+    /// Makes jobs ready that have waited long enough, the longest due first, before later arrivals.
     pub(crate) fn release_due(&mut self, now: Instant) {
         self.release_where(|held| held.until <= now);
     }
@@ -121,7 +121,7 @@ impl<J: Queued> Queue<J> {
         self.held.values().map(|held| held.until).min()
     }
 
-    /// Takes what comes next: up to `max` jobs that may run together, or the first one that must run alone.
+    /// Takes the next step: up to `max` jobs that may run together, or the first one that must run alone.
     pub(crate) fn take(&mut self, max: usize, all_alone: bool) -> Next<J> {
         let (mut batch, mut passed, mut blocked) =
             (Vec::with_capacity(max.min(self.ready.len())), Vec::new(), HashSet::new());
@@ -179,7 +179,7 @@ impl<J: Queued> Queue<J> {
         self.ready.iter().any(|job| !self.is_held(job) && wanted(job))
     }
 
-    /// Takes out what `unwanted` says, in order within each key.
+    /// Takes out the jobs that `unwanted` says, in order within each key.
     pub(crate) fn remove(&mut self, unwanted: impl Fn(&J) -> bool) -> Vec<J> {
         let mut removed = Vec::new();
         let mut sift = |jobs: &mut VecDeque<J>| {

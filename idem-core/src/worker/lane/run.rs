@@ -1,4 +1,4 @@
-//! Runs what a lane has taken, together, alone or only looked up, and hands each message on with its decision.
+//! Runs the messages that a lane has taken, together, alone or only looked up, and hands each message on with its decision.
 
 use std::{
     collections::HashSet,
@@ -81,7 +81,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Isolate(culprits) => {
                 // Injected errors mean nothing here: nothing is under way.
                 let _ = failpoint!(ISOLATE);
-                // A handler that fails alone stops the ones after it, so nobody knows how those would have ended.
+                // A handler that fails alone stops the ones after it, so it is unknown how those would have ended.
                 let everybody = matches!(self.shared.consumer.work, Work::Each(_)) || culprits.is_empty();
                 self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
@@ -164,9 +164,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         if job.dead.is_some() {
             return self.dead_letter(job).await;
         }
-        // Taken before the attempt is counted, so that whoever waits for it is not charged.
+        // Taken before the attempt is counted, so that a message that waits for it is not charged.
         let shared = Arc::clone(&self.shared);
-        // What costs its connection may cost everybody's, and whoever runs beside it would be charged too (D42).
+        // A message that costs its connection may cost all others', and messages beside it would be charged too (D42).
         let may_kill = std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process
             || self.probation > 0
             || job.lost > 0;
@@ -189,7 +189,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
         };
         if attempted.is_none() && is_charged(&end) {
-            // Its claim failed, which is its own doing as far as anybody knows.
+            // Its claim failed, which is its own doing as far as is known.
             let begun = shared.begin_attempt(&job, false).await;
             if !attempted.insert(begun).goes() {
                 end = End::NotBegun;
@@ -267,9 +267,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Bookkeeping about a message, outside of its unit, failed; nobody is charged.
+    /// Bookkeeping about a message, outside of its unit, failed; no message is charged.
     pub(super) async fn bookkeeping_failed(&mut self, job: Job<B::Handle>, error: StoreError) {
-        // Boxed, because what follows may itself be written, and fail.
+        // Boxed, because the next step may itself write, and fail.
         Box::pin(self.after(vec![job], Seen::BookkeepingFailed(error.class()), Failed::Store(error))).await;
     }
 }
@@ -282,7 +282,7 @@ enum Attempted {
     Exhausted(Attempt),
     /// It could not be counted.
     Uncounted(StoreError),
-    /// It may kill the process, and the broker does not take what is settled.
+    /// It may kill the process, and the broker does not take settlements.
     AwaitsTheBroker(Attempt, SourceError),
 }
 
@@ -354,13 +354,13 @@ impl<S: Store, B: Source> Shared<S, B> {
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until the broker has what is settled, before a message runs that may kill the process: a dead letter whose
+    /// Waits until the broker has the settlements, before a message runs that may kill the process: a dead letter whose
     /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
     async fn hand_settlements_over(&self) -> Result<(), SourceError> {
         if bugs::planted(Bug::KillersLoseSettlements) {
             return Ok(());
         }
-        // Cleared first: a dead letter that is settled meanwhile may not be among what is handed over.
+        // Cleared first: a dead letter that is settled meanwhile may not be among those that are handed over.
         self.dead_letter_settled.store(false, Ordering::Relaxed);
         self.flush().await;
         let handed_over = self.source.flush().await;

@@ -1,4 +1,4 @@
-//! The last few things that a person would want to look at, for a page that shows them.
+//! The last failures for a person to look at, for a page that shows them.
 
 use std::{
     collections::VecDeque,
@@ -44,7 +44,7 @@ pub struct Incident {
     pub reason: Option<Reason>,
     /// The row that holds the message, where it is set aside.
     pub dead_letter: Option<DeadLetterId>,
-    /// What happened.
+    /// The failure in words.
     pub text: String,
 }
 

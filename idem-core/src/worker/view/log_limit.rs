@@ -15,7 +15,7 @@ const LINES_MAX: u64 = 10;
 /// That second.
 pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 
-/// The lines of a worker that each message may cause, by what they are about.
+/// The lines of a worker that each message may cause, by their subjects.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimiter {
     /// Messages that are set aside.
@@ -81,7 +81,7 @@ impl Limiter {
         (window.lines <= LINES_MAX).then_some(left_out)
     }
 
-    /// How many lines were left out in a second that is over, where nobody was told yet.
+    /// How many lines were left out in a second that is over, where that was not logged yet.
     fn end_at(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left_out = window.left_out();

@@ -38,14 +38,14 @@ use crate::{
 /// How often the gauges are set and left-out lines are summed up.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How often the duplicates that were skipped are told in one line.
+/// How often the duplicates that were skipped are logged in one line.
 const SKIPPED_EVERY: Duration = Duration::from_secs(10);
 
-/// How often it is told that the broker cannot be used, and from when on: a moment's outage has its own line.
+/// How often, and after how long, it is logged that the broker cannot be used: a moment's outage has its own line.
 const BROKER_EVERY: Duration = Duration::from_secs(60);
 
-/// From when on a transaction is warned about. PostgreSQL's autovacuum looks once a minute by default, and what it finds
-/// may be removed only if it is older than every open transaction (A26).
+/// From when on a transaction is warned about. PostgreSQL's autovacuum looks once a minute by default, and may remove
+/// only dead rows that are older than every open transaction (A26).
 const OPEN_LONG: Duration = Duration::from_secs(60);
 
 /// A view of a running worker.
@@ -102,7 +102,7 @@ impl WorkerView {
     }
 
     /// Whether the worker has attached to its broker, registered with its store, and been [let in](Source::takes_part). It
-    /// stays so: what goes wrong later is told by [`pause`](Self::pause) and by the end of the run.
+    /// stays so: later failures show in [`pause`](Self::pause) and in the end of the run.
     #[must_use]
     pub fn has_joined(&self) -> bool {
         self.gate.has_joined()
@@ -133,7 +133,7 @@ impl WorkerView {
         self.stats.cleaning()
     }
 
-    /// The task of the worker that died, where one did. The worker then ends, as soon as what is running has ended.
+    /// The task of the worker that died, where one did. The worker then ends, as soon as its running units have ended.
     #[must_use]
     pub fn dead_task(&self) -> Option<&'static str> {
         self.gate.dead()
@@ -152,8 +152,8 @@ impl WorkerView {
         }
     }
 
-    /// The causes for which messages in hand wait, and for how long already; one entry a cause. What waits because intake is closed is
-    /// not among them: [`pause`](Self::pause) says why.
+    /// The causes for which messages in hand wait, and for how long already; one entry a cause. Messages that wait because
+    /// intake is closed are not among them: [`pause`](Self::pause) says why.
     #[must_use]
     pub fn waits(&self) -> Vec<Wait> {
         self.waits.now()
@@ -165,7 +165,7 @@ impl WorkerView {
         self.recent.last(kind)
     }
 
-    /// Sets the gauges to what is so now. The worker does it every second; an exporter that is asked may do it too.
+    /// Sets the gauges to their current values. The worker does it every second; an exporter that is asked may do it too.
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating, and these numbers are small")]
     pub fn measure(&self) {
         let (load, pause, is) = (self.load(), self.pause(), |yes| f64::from(u8::from(yes)));
@@ -196,7 +196,7 @@ impl WorkerView {
     }
 }
 
-/// Sets the gauges every second, and tells in one line what would be too many.
+/// Sets the gauges every second, and sums up events in one line that would be too many.
 pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: WorkerView) {
     let (mut told, mut told_at) = (0, None::<Instant>);
     let mut warned_of = None::<Instant>;

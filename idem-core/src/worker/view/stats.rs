@@ -55,7 +55,7 @@ counters! {
     processed: PROCESSED,
     /// Duplicates that were skipped.
     duplicates: DUPLICATES,
-    /// Duplicates among them that were told from memory, without the database; see
+    /// Duplicates among them that were recognised from memory, without the database; see
     /// [`WorkerSettings::cache_for`](crate::WorkerSettings::cache_for).
     cache_hits: CACHE_HITS,
     /// Messages whose key was used before for another payload.
@@ -64,7 +64,7 @@ counters! {
     dead_lettered: DEAD_LETTERED,
     /// Attempts that failed and were followed by a back-off.
     retries: RETRIES,
-    /// Deliveries that waited because somebody else held their key.
+    /// Deliveries that waited because another unit held their key.
     busy: BUSY,
     /// Messages whose commit's answer was lost, and whose outcome was then found; they count as processed too, or as
     /// duplicates where another worker's record was found.
@@ -83,7 +83,7 @@ counters! {
     cleaned: CLEANED,
 }
 
-/// Counted for the summary, and for whoever records metrics.
+/// Counted for the summary, and for the metrics recorder.
 #[derive(Debug)]
 pub(crate) struct Counter(AtomicU64, metrics::Counter);
 

@@ -16,7 +16,7 @@ use crate::policy::WaitCause;
 pub struct Wait {
     /// The cause.
     pub cause: WaitCause,
-    /// How many they are. What waits behind one of them, in its key, is not among them.
+    /// How many they are. Messages behind one of them, in its key, are not among them.
     pub messages: usize,
     /// For how long the first of them has waited.
     pub longest: Duration,

@@ -67,7 +67,7 @@ SELECT CASE WHEN file.bytes <= ?2 THEN file.bytes ELSE (
 ) END AS bytes
 FROM ({file}) AS file"#;
 
-/// All tables share one file, and nothing knows what part each takes without reading it.
+/// All tables share one file, and the part that each takes is unknown without reading it.
 const USAGE: &str = r#"
 SELECT -1 AS records, file.bytes AS record_bytes, (SELECT count(*) FROM "{schema}_dead_letters") AS dead_letters,
     file.bytes AS dead_letter_bytes, NULL AS records_of_largest_tenant
@@ -158,7 +158,7 @@ const LIST_DEAD_LETTERS: &str = r#"
 SELECT {stored} FROM "{schema}_dead_letters"
 WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY id DESC LIMIT ?2"#;
 
-/// What the first statement has marked has its instant, as long as the transaction lasts.
+/// Rows that the first statement has marked have its instant, as long as the transaction lasts.
 const REQUEST_REPLAYS: &str = r#"
 UPDATE "{schema}_dead_letters" SET replay_requested_at = ?2, replay_taken_at = NULL, replay_taken_by = NULL,
     replayed_at = NULL, replay_outcome = NULL
@@ -195,7 +195,7 @@ const RELEASE_REPLAY: &str = r#"
 UPDATE "{schema}_dead_letters" SET replay_taken_at = NULL, replay_taken_by = NULL
 WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
 
-/// One file, which nobody fails over, has one identity.
+/// One file, which has no failover, has one identity.
 const READ_CONTROL: &str = r#"
 SELECT ifnull(c.state, 'running') AS state, ifnull(c."by", '') AS "by", ifnull(c.reason, '') AS reason,
     ifnull(c.epoch, 0) AS epoch, ?2 AS server_now, '' AS identity

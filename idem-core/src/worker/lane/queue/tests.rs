@@ -93,7 +93,7 @@ fn d1_culprits_come_alone_while_the_rest_stays_one_batch() {
     assert_eq!(took(&mut queue, 100), ("nothing", vec![]));
 }
 
-/// D7: what follows a culprit in its key does not overtake it.
+/// D7: jobs behind a culprit in its key do not overtake it.
 #[test]
 fn d7_what_follows_a_culprit_in_its_key_waits_behind_it() {
     let mut queue = queue([small(0, 1), alone(1, 2), small(2, 2), small(3, 1), alone(4, 1), small(5, 1), small(6, 3)]);
@@ -104,7 +104,7 @@ fn d7_what_follows_a_culprit_in_its_key_waits_behind_it() {
     assert_eq!(took(&mut queue, 10), ("together", vec![5]));
 }
 
-/// D7, P: a held message holds what follows it in its key, and nobody else.
+/// D7, P: a held message holds those behind it in its key, and no others.
 #[test]
 fn d7_a_held_key_waits_as_a_whole_and_stops_nobody_else() {
     let mut queue = queue([small(0, 1), small(1, 2), small(2, 1)]);
@@ -127,7 +127,7 @@ fn d7_a_held_key_waits_as_a_whole_and_stops_nobody_else() {
 fn in_probation_everything_is_looked_up_together_and_runs_alone() {
     let mut queue = queue([look(0, 1), look(1, 1), look(2, 2), small(3, 3), look(4, 4)]);
     assert_eq!(ids(&queue.take(2, true)), ("look", vec![0, 1]));
-    assert_eq!(ids(&queue.take(9, true)), ("look", vec![2]), "what needs no look ends the look-up");
+    assert_eq!(ids(&queue.take(9, true)), ("look", vec![2]), "a job that needs no look ends the look-up");
     assert_eq!(ids(&queue.take(9, true)), ("alone", vec![3]));
     assert_eq!(ids(&queue.take(9, true)), ("look", vec![4]));
 }
@@ -165,7 +165,7 @@ fn removing_takes_held_and_ready_jobs_in_order_and_frees_an_empty_key() {
     assert_eq!(took(&mut queue, 1), ("together", vec![4]));
 }
 
-/// What a lane does with its queue.
+/// The operations of a lane on its queue.
 #[derive(Debug, Clone)]
 enum Step {
     Push {
@@ -224,7 +224,7 @@ impl Model {
     }
 }
 
-/// Ends the jobs of one take as a lane does: what follows a job of its key that is not done is not done either, and one
+/// Ends the jobs of one take as a lane does: a job behind one of its key that is not done is not done either, and one
 /// that follows a held job is held behind it or put back.
 fn end(queue: &mut Queue<Small>, model: &mut Model, jobs: Vec<Small>, ends: &[u8], now: Instant) {
     let (mut back, mut kept, mut returned) = (Vec::new(), HashSet::new(), HashSet::new());
@@ -294,7 +294,7 @@ fn step(queue: &mut Queue<Small>, model: &mut Model, step: Step, now: &mut Insta
     }
 }
 
-/// Takes whatever is left, one by one.
+/// Takes the remaining jobs, one by one.
 fn run_out(queue: &mut Queue<Small>, model: &mut Model, now: Instant) {
     queue.release_due(now);
     model.held_until.clear();
@@ -312,7 +312,7 @@ fn run_out(queue: &mut Queue<Small>, model: &mut Model, now: Instant) {
 
 proptest! {
     /// D7, P: whatever a lane does, the order within each key is that of arrival, nothing of a held key is taken,
-    /// nothing is lost or taken twice, and what must run alone never comes in a batch.
+    /// nothing is lost or taken twice, and a job that must run alone never comes in a batch.
     #[test]
     fn d7_the_order_within_a_key_is_kept_and_nothing_is_lost(steps in steps()) {
         let (mut queue, mut model, mut now) = (Queue::new(), Model::default(), start());

@@ -86,7 +86,7 @@ impl HttpService {
         self
     }
 
-    /// Serves these on the admin port beside idem's own, as [`Service::routes`](crate::Service::routes) does.
+    /// Serves these on the admin port beside idem's own, as [`Service::admin_routes`](crate::Service::admin_routes) does.
     pub fn admin_routes(mut self, routes: axum::Router) -> Self {
         self.parts.beside.serves_admin(routes);
         self

@@ -89,7 +89,7 @@ impl Service {
     ///             Ok(service
     ///                 .postgres(Handlers::new(charge))
     ///                 .worker(|settings| settings.strict_retention = true)
-    ///                 .routes(axum::Router::new().route(
+    ///                 .admin_routes(axum::Router::new().route(
     ///                     "/provider",
     ///                     axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" }),
     ///                 ))
@@ -178,9 +178,9 @@ impl<L> Service<L> {
     /// use idem_service::{Effects, Service, axum::{Router, routing::get}};
     ///
     /// let version = get(async || env!("CARGO_PKG_VERSION"));
-    /// let service = Service::new("ledger", Effects::InTransaction).routes(Router::new().route("/version", version));
+    /// let service = Service::new("ledger", Effects::InTransaction).admin_routes(Router::new().route("/version", version));
     /// ```
-    pub fn routes(mut self, routes: axum::Router) -> Self {
+    pub fn admin_routes(mut self, routes: axum::Router) -> Self {
         self.parts.beside.serves_admin(routes);
         self
     }

@@ -81,7 +81,7 @@ fn open_process() {
             Ok(service
                 .store::<InMemory>(handlers)
                 .worker(|settings| settings.on_conflict = OnConflict::Acknowledge)
-                .routes(axum::Router::new().route("/greeting", route))
+                .admin_routes(axum::Router::new().route("/greeting", route))
                 .on_start(async move || {
                     tracing::info!(greeting = %told, "the application begins");
                     if told.as_str() == "never" { Err("the application does not want to".into()) } else { Ok(()) }

@@ -56,6 +56,8 @@ pub enum Bug {
     TrustsTheFirstServer,
     /// Destinations and tenants are interned once, also where another server answers that lacks them (J63).
     DeclaresOnce,
+    /// A server that has lost the consumer's row while its tenants are interned there ends the worker (J63).
+    RefusesLostTenants,
     /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
     RandomId,
     /// An event is noted as published before it is (O2).
@@ -75,7 +77,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -101,6 +103,7 @@ impl Bug {
         Self::LateDeadLettersWait,
         Self::TrustsTheFirstServer,
         Self::DeclaresOnce,
+        Self::RefusesLostTenants,
         Self::RandomId,
         Self::MarksFirst,
         Self::SilenceConfirms,

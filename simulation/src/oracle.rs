@@ -172,12 +172,15 @@ impl Judge<'_> {
             let earned = self.known.disasters.is_undone(content)
                 || match kept.row.reason {
                     Reason::MissingKey | Reason::Malformed => about.key.is_none(),
-                    Reason::Conflict => about.scoped_key().is_some_and(|key| {
+                    Reason::Conflict => {
                         let other = |run: usize| self.payload(self.content_of(run)) != Some(about.payload.as_str());
-                        self.effects.iter().any(|(of, run)| *of == key && other(*run))
-                    }),
+                        let key = about.scoped_key();
+                        self.effects.iter().any(|(of, run)| Some(of) == key.as_ref() && other(*run))
+                            // It was judged by a record that the store has lost before the dead letter was written.
+                            || self.has_twin(about, |twin| self.known.disasters.was_undone(twin))
+                    }
                     // Its key was used before, and the event of that use waited still.
-                    Reason::OutboxConflict => self.has_twin(about),
+                    Reason::OutboxConflict => self.has_twin(about, |_| true),
                     Reason::Permanent => about.behaviour == Behaviour::Permanent,
                     Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
                     // Nothing in a life leads to any of these.
@@ -198,10 +201,10 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether another content has its key.
-    fn has_twin(&self, about: &Content) -> bool {
-        let is_twin = |other: &&Content| other.scoped_key() == about.scoped_key() && other.payload != about.payload;
-        self.world.scenario.contents.iter().any(|other| is_twin(&other))
+    /// Whether another content of which this holds has its key.
+    fn has_twin(&self, about: &Content, holds: impl Fn(usize) -> bool) -> bool {
+        let is_twin = |other: &Content| other.scoped_key() == about.scoped_key() && other.payload != about.payload;
+        self.world.scenario.contents.iter().enumerate().any(|(content, other)| is_twin(other) && holds(content))
     }
 
     /// Each record has the answer of the run whose effect it stands for, where answers are kept.

@@ -398,16 +398,20 @@ impl<S: Store> Inner<S> {
         if let Some(scope) = known {
             return Ok(scope);
         }
-        let scope = match self.store.bookkeeping().scope(&self.name, tenant).await {
-            // The consumer's own row is not there: a server answers that has lost it.
-            Err(StoreError::Refused { .. }) => {
-                self.register_again().await?;
-                self.store.bookkeeping().scope(&self.name, tenant).await?
-            }
-            answer => answer?,
-        };
+        let scope = self.intern_scope(tenant).await?;
         self.known_scopes().insert(tenant.clone(), scope);
         Ok(scope)
+    }
+
+    async fn intern_scope(&self, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        match self.store.bookkeeping().scope(&self.name, tenant).await {
+            // The consumer's own row is not there: a server answers that has lost it.
+            Err(StoreError::Refused { .. }) if !bugs::planted(Bug::RefusesLostTenants) => {
+                self.register_again().await?;
+                self.store.bookkeeping().scope(&self.name, tenant).await
+            }
+            answer => answer,
+        }
     }
 
     /// Interns the rows that are missing on another server that answers now: a standby that had not received them, or a
@@ -432,7 +436,7 @@ impl<S: Store> Inner<S> {
         self.declare().await?;
         let tenants: BTreeSet<Tenant> = self.known_scopes().keys().cloned().collect();
         for tenant in tenants {
-            let scope = self.store.bookkeeping().scope(&self.name, &tenant).await?;
+            let scope = self.intern_scope(&tenant).await?;
             self.known_scopes().insert(tenant, scope);
         }
         Ok(())

@@ -289,7 +289,8 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         let doing = "writing events and results";
         tokio::task::yield_now().await;
-        let met = self.shared.meet(Operation::Append).await.map_err(|error| self.fail(doing, error))?;
+        let met =
+            self.shared.meet_in(Operation::Append, self.pending.era).await.map_err(|error| self.fail(doing, error))?;
         self.sealable()?;
         // In the order in which a server's statement inserts them, so that two units never wait for each other.
         let mut order: Vec<(usize, &NewEvent)> = appended.events.iter().enumerate().collect();
@@ -330,7 +331,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         let doing = "reading results";
         tokio::task::yield_now().await;
-        match self.shared.meet(Operation::Read).await {
+        match self.shared.meet_in(Operation::Read, self.pending.era).await {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
@@ -342,7 +343,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn savepoint(&mut self) -> Result<(), StoreError> {
         let doing = "setting a savepoint";
         tokio::task::yield_now().await;
-        match self.shared.meet(Operation::Statement).await {
+        match self.shared.meet_in(Operation::Statement, self.pending.era).await {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
@@ -375,7 +376,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         if self.pending.lost {
             return Err(self.fail(doing, MemoryError::ConnectionLost));
         }
-        match self.shared.meet(Operation::Statement).await {
+        match self.shared.meet_in(Operation::Statement, self.pending.era).await {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),

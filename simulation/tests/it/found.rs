@@ -202,6 +202,25 @@ fn j63_a_failover_that_loses_a_destination_and_a_tenant_holds_no_event_back() {
     });
 }
 
+/// J63: a failover that loses the consumer's row comes while a worker interns its tenants: it is registered again, and the worker goes on.
+#[test]
+fn j63_a_failover_amid_the_first_look_ends_no_worker() {
+    found("RefusesLostTenants", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.tenants) = (false, true);
+        scenario.weather = Weather { seed, slow: Rate::OneIn(1), slow_max: at(400), ..Weather::default() };
+        scenario.contents = (0..4).map(|number| content(number, Behaviour::Good(0))).collect();
+        for (number, content) in scenario.contents.iter_mut().enumerate() {
+            content.tenant = Some(format!("t{number}"));
+            content.tells = vec![Told { receiver: 0, same_key: false, order: None, fits: true }];
+        }
+        scenario.messages = (0..4).map(|number| (at(number), number as usize)).collect();
+        scenario.events = vec![(at(0), Event::Checkpoint), (at(300 + 40 * seed), Event::FailOver)];
+        scenario.telling = Some(telling());
+        scenario
+    });
+}
+
 /// A relay has an event while a server takes over that has lost it, and another event gets its number there: what becomes of the one
 /// must not be noted of the other.
 #[test]

@@ -28,7 +28,7 @@ struct Facts {
     /// Its length is bounded, and messages beyond that are dropped.
     drops_overflow: bool,
     consumer_timeout: Option<Duration>,
-    /// It is deleted when nobody has used it for a while, with what is in it.
+    /// It is deleted with its messages when it has been unused for a while.
     expires: bool,
 }
 
@@ -36,7 +36,7 @@ struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeps {
     Surely,
-    /// It has a limit, or nobody knows.
+    /// It has a limit, or may have one.
     NotSurely,
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
         Some(management) => match management.queue(vhost, queue).await {
             Err(error) => attached.warnings.push(format!("{unknown} ({error}): check the management URL and the user's tags")),
             Ok(answer) => {
-                // Only what a version changes is left out where it cannot be read.
+                // Without the version, only the facts that depend on it are left out.
                 let version = management.version().await.unwrap_or_default();
                 let facts = Facts::read(&answer, &version);
                 attached.warnings = facts.judge(queue, told)?;
@@ -98,7 +98,7 @@ fn warn_of_plaintext(attached: &mut Attached, settings: &Settings) {
     attached.warn_of_plaintext(host, "write https:// in the management URL");
 }
 
-/// The facts known of the retry queue; the protocol tells whether it exists.
+/// The facts known of the retry queue; the protocol shows whether it exists.
 async fn retry_queue(settings: &Settings, retry: &str) -> Result<Vec<String>, SourceError> {
     let queue = settings.queue.as_str();
     let unknown = format!(
@@ -147,7 +147,7 @@ impl Facts {
         }
     }
 
-    /// Warnings, or a refusal where what expires in this retry queue would not come back to `queue`.
+    /// Warnings, or a refusal if messages that expire in this retry queue would not come back to `queue`.
     fn judge_retry(&self, retry: &str, queue: &str) -> Result<Vec<String>, SourceError> {
         let back = (self.dead_letter_exchange.as_deref(), self.dead_letter_routing_key.as_deref());
         if back != (Some(""), Some(queue)) {
@@ -178,7 +178,7 @@ impl Facts {
 
     /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
     ///
-    /// A limit that was told is known, and then it is enough that it exceeds the attempts.
+    /// For a limit that is configured it is enough that it exceeds the attempts.
     fn judge(&self, queue: &str, told: Option<DeliveryLimit>) -> Result<Vec<String>, SourceError> {
         if self.kind == "stream" {
             return Err(stream(queue));

@@ -28,7 +28,7 @@ pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -
     SourceError::unavailable(doing, error)
 }
 
-/// Whether that is what the broker says, rather than that it cannot be reached.
+/// Whether this is the broker's refusal, rather than an unreachable broker.
 pub(crate) fn is_refused(settings: &Settings, error: &Error) -> bool {
     refusal(settings, error).is_some()
 }

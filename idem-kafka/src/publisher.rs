@@ -37,7 +37,7 @@ const TIMESTAMP: &str = "idem-timestamp";
 /// headers, why it was set aside (the headers of [`dead_letter::headers`]), and as `idem-timestamp` when the record was
 /// taken in. It is compressed with lz4 unless the options say otherwise.
 ///
-/// A dead letter that is too large for the topic, or that the topic does not take for what it is, is
+/// A dead letter that is too large for the topic, or that the topic refuses for another reason of its own, is
 /// [`SourceError::DoesNotFit`].
 ///
 /// An [`EventPublisher`] too: an event's ordering key is the record's key, and its attributes as a

@@ -63,7 +63,7 @@ fn routes(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// What a browser may do with the page: show it, in this style, and nothing else.
+/// A browser may only show the page, in this style.
 const POLICY: [(HeaderName, &str); 4] = [
     (
         header::CONTENT_SECURITY_POLICY,

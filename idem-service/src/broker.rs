@@ -48,14 +48,14 @@ pub trait Broker: clap::Args + Send + 'static {
     /// resemble a setting, and else warned of.
     const VARIABLES: &'static str;
 
-    /// Checks the flags and builds what they ask for. It waits for no broker: that is [`Source::attach`], which is
+    /// Checks the flags and builds the source and the publishers. It waits for no broker: that is [`Source::attach`], which is
     /// tried again until the start-up time-out.
     ///
     /// # Errors
     /// A wrong setting: the worker says so and ends with status 2. The text names the flag and holds no secret.
     fn build(self) -> impl Future<Output = Result<Built<Self::Source, Self::Publisher>, BoxError>> + Send;
 
-    /// Where messages come from, for the worker's page: what it is and its value, such as `("topic", "orders")`. No secret.
+    /// Where messages come from, for the worker's page: a kind and a name, such as `("topic", "orders")`. No secret.
     fn place(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -77,7 +77,7 @@ pub struct Lag {
     pub behind: Option<u64>,
 }
 
-/// What of a URL may be shown: host, port and path, without login, scheme and options.
+/// The parts of a URL that may be shown: host, port and path, without login, scheme and options.
 #[cfg(any(feature = "amqp", feature = "sqs"))]
 pub(crate) fn shown(url: &str) -> &str {
     let url = url.split_once("://").map_or(url, |(_, rest)| rest);
@@ -85,7 +85,7 @@ pub(crate) fn shown(url: &str) -> &str {
     url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }
 
-/// Makes what brings events, written so, to the destination of this name.
+/// Makes the publisher that brings events, in this format, to the destination of this name.
 pub(crate) type Events = Box<dyn Fn(&str, CloudEvents) -> Result<Arc<dyn EventPublisher>, BoxError> + Send + Sync>;
 
 /// The source and publisher that a [`Broker`] builds.
@@ -108,9 +108,8 @@ impl<B: Source, P: Publisher> Built<B, P> {
         self
     }
 
-    /// Events for a destination that has no publisher of its own are brought there by what this makes of its name, such as
-    /// a topic, and of `--event-format`. It is called once a destination, before anything is connected; its error ends the worker
-    /// with status 2.
+    /// Makes the publisher for a destination that has none of its own, from its name, such as a topic, and `--event-format`. It
+    /// is called once a destination, before anything is connected; its error ends the worker with status 2.
     #[must_use]
     pub fn events(
         mut self,

@@ -33,7 +33,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,
 
-    /// What a key must look like; uuid-strict also wants a version and variant of RFC 9562
+    /// The required form of a key; uuid-strict also wants a version and variant of RFC 9562
     #[arg(long, value_name = "POLICY", default_value = "token")]
     key_policy: KeyPolicyFlag,
 
@@ -203,7 +203,7 @@ impl Settings {
         }
     }
 
-    /// What is handled can be kept, unless somebody asks for less.
+    /// By default every message that is handled can be kept.
     pub(crate) fn dead_letter_payload_max(&self) -> usize {
         self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
     }
@@ -220,7 +220,7 @@ impl Settings {
         self.flags.for_database(&self.consumer, &self.cleanup)
     }
 
-    /// What the table of records comes to, for whoever plans a disk: rows are rate times retention.
+    /// The size of the table of records, for planning a disk: rows are rate times retention.
     pub(crate) fn forecast(&self) -> Option<String> {
         let Retention::For(time) = self.retention else { return None };
         let rows = time.as_secs();
@@ -228,8 +228,7 @@ impl Settings {
         Some(format!("{rows} records and {megabytes} MB for each message a second"))
     }
 
-    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`; `None` on another
-    /// database.
+    /// How many connections the worker keeps to a PostgreSQL, for planning its `max_connections`; `None` on another database.
     pub(crate) fn connections(&self) -> Option<String> {
         if !["postgres", "postgresql"].contains(&self.flags.database_url.scheme()) {
             return None;
@@ -290,7 +289,8 @@ pub(crate) fn refused(error: &ConfigError) -> String {
     format!("--{flag} is {}, but {}", error.value, error.rule)
 }
 
-/// The same of a publisher of events: what its type calls by dead letters, which it takes too, is a destination here.
+/// The same of a publisher of events: its type, which also takes dead letters, names the field after those, but here it is a
+/// destination.
 pub(crate) fn refused_destination(error: &ConfigError) -> String {
     if error.field.starts_with("dead_letter_") {
         return format!("the destination is {}, but {}", error.value, error.rule);

@@ -1,4 +1,4 @@
-//! For producers: on a FIFO queue the idempotency key is also what SQS drops repetitions by.
+//! For producers: on a FIFO queue SQS also drops repetitions by the idempotency key.
 
 use aws_sdk_sqs::{operation::send_message::builders::SendMessageFluentBuilder, types::MessageAttributeValue as Value};
 use idem_core::{IdempotencyKey, key::KEY_FIELD};

@@ -1,4 +1,4 @@
-//! What asks for a person, worst first, each with what to type and where to read on.
+//! Matters that need a person, worst first, each with the command to type and a page to read on.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(super) struct Matter {
     pub(super) is_urgent: bool,
     pub(super) what: String,
     pub(super) more: String,
-    /// What to type, after `idem`.
+    /// The command to type, after `idem`.
     pub(super) command: Option<String>,
     /// Where to read on, under `docs/`.
     pub(super) docs: &'static str,

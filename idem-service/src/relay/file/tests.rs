@@ -88,7 +88,7 @@ fn a_destination_is_at_a_broker_or_has_a_webhook() {
     }
 }
 
-/// What a webhook needs is looked at before anything is sent, and neither its URL nor a secret is told.
+/// A webhook's settings are checked before anything is sent, and no error shows its URL or a secret.
 #[cfg(feature = "webhooks")]
 #[test]
 fn what_is_wrong_with_a_webhook_is_told_at_the_start() {

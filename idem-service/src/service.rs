@@ -83,10 +83,20 @@ impl Service {
     ///             let (leaving, asked) = (Arc::clone(&provider), Arc::clone(&provider));
     ///             let charge = handler_fn(async move |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
     ///                 provider.charge(message).await?;
-    ///                 // … and the writes through `tx` Ok(()) }); Ok(service .postgres(Handlers::new(charge))
-    /// .worker(|settings| settings.strict_retention = true) .routes(axum::Router::new().route( "/provider",
-    /// axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" }), )) .on_stop(async move ||
-    /// leaving.say_goodbye().await)) }) .run::<Kafka>() }
+    ///                 // … and the writes through `tx`
+    ///                 Ok(())
+    ///             });
+    ///             Ok(service
+    ///                 .postgres(Handlers::new(charge))
+    ///                 .worker(|settings| settings.strict_retention = true)
+    ///                 .routes(axum::Router::new().route(
+    ///                     "/provider",
+    ///                     axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" }),
+    ///                 ))
+    ///                 .on_stop(async move || leaving.say_goodbye().await))
+    ///         })
+    ///         .run::<Kafka>()
+    /// }
     /// ```
     pub fn configured<A, F>(self, build: F) -> Configured<A, F>
     where
@@ -120,7 +130,7 @@ impl<L> Service<L> {
     ///
     /// fn run<Kafka: Broker>() -> ExitCode {
     ///     let charge = handler_fn(async |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
-    ///         // … what is to be written through `tx`, and with it:
+    ///         // … the writes through `tx`, and with them:
     ///         tx.publish(message, Event::to("payments").event_type("PaymentCharged").json(&1177)?)?;
     ///         Ok(())
     ///     });

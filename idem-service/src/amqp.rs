@@ -50,8 +50,8 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
     management_url: Option<String>,
 
-    /// After how many deliveries the queue takes a message away, or none, where no --management-url shows it [default: it is
-    /// unknown, and one message at a time is in hand until some have gone well]
+    /// After how many deliveries the queue takes a message away, or none, where no --management-url shows it
+    /// [default: it is unknown, and one message at a time is in hand until some have gone well]
     #[arg(long, env = "AMQP_DELIVERY_LIMIT", value_name = "N|none", value_parser = delivery_limit)]
     delivery_limit: Option<DeliveryLimit>,
 

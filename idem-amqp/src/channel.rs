@@ -135,7 +135,7 @@ async fn is_a_stream(connection: &Connection, queue: &ShortString) -> lapin::Res
 }
 
 impl Session {
-    /// Connects, and consumes where these queues exist too, unless the source is paused.
+    /// Connects, checks that these queues exist, and consumes unless the source is paused.
     pub(crate) async fn open(
         settings: &Settings,
         shared: &Shared,

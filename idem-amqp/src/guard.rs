@@ -100,7 +100,7 @@ impl AsyncWrite for Guarded {
     }
 }
 
-/// Tokio's reactor, of which the library wants to know that its streams are [`Guarded`].
+/// Tokio's reactor, typed for the library so that its streams are [`Guarded`].
 #[derive(Debug, Clone)]
 struct Guarding(Tokio);
 

@@ -37,7 +37,7 @@ pub(crate) struct Prefetch {
     sizes: Sizes,
 }
 
-/// A prefetch that takes another subscription.
+/// A prefetch that needs a new subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
     /// A larger one.
@@ -66,7 +66,7 @@ impl Prefetch {
         self.is_careful = true;
     }
 
-    /// That of a subscription of which nothing is known.
+    /// The prefetch of a subscription about which nothing is known.
     pub(crate) fn first(&self) -> u16 {
         FIRST
     }

@@ -66,7 +66,7 @@ pub(crate) fn told(message: &Message) -> BasicProperties {
         .fold(properties, |properties, (value, with)| with(properties, value))
 }
 
-/// Whether a [`Message`] says all that these properties do, so that they need not be kept beside it.
+/// Whether a [`Message`] holds all of these properties, so that they need not be kept beside it.
 pub(crate) fn is_all_told(properties: &BasicProperties) -> bool {
     let table = properties.headers().as_ref();
     let is_text = |(name, value): (&ShortString, &AMQPValue)| {

@@ -164,7 +164,7 @@ impl Shared {
         self.lock().pauses
     }
 
-    /// A subscription begins. Answers how many deliveries of the one before are not settled.
+    /// A subscription begins. Returns how many deliveries of the one before are not settled.
     pub(crate) fn subscribed(&self, prefetch: u16) -> usize {
         let mut state = self.lock();
         state.subscriptions += 1;
@@ -185,7 +185,7 @@ impl Shared {
         }
     }
 
-    /// The channel has delivered a payload of this many bytes, which counts from now on. Answers how many are not settled.
+    /// The channel has delivered a payload of this many bytes, which counts from now on. Returns how many are not settled.
     pub(crate) fn note(&self, bytes: usize) -> usize {
         let mut state = self.lock();
         state.unsettled += 1;
@@ -354,7 +354,7 @@ impl State {
 }
 
 impl AmqpHandle {
-    /// Tells the channel. Done once it is written; the broker answers nothing.
+    /// Settles on the channel. Done once it is written; the broker does not answer.
     pub(crate) async fn settle(self, settle: Settle, channel: &Channel, retry: Option<&RetryQueue>) -> Settled {
         let sent = match settle {
             Settle::Acknowledge(_) | Settle::DeadLetter(_) => {

@@ -168,7 +168,7 @@ pub(crate) enum Command {
     Retention(Retention),
     /// Keys that keep failing, and sessions that wait
     Stuck(Limit),
-    /// As `consumers pause`, for who looks for it here
+    /// As `consumers pause`, for those who look for it here
     #[command(hide = true)]
     Pause(Because),
     /// As `consumers resume`
@@ -207,7 +207,7 @@ pub(crate) enum Migrate {
     Down(Yes),
     /// Which migrations were applied, and which are to come
     Status,
-    /// Print the migrations as one script, for who runs them by hand
+    /// Print the migrations as one script, to run by hand
     Print {
         /// Print the script that makes the roles and grants their rights instead
         #[arg(long)]
@@ -217,7 +217,7 @@ pub(crate) enum Migrate {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Consumers {
-    /// Consumers, their state, what they are bound to, and about how many records they have
+    /// Consumers, their state and bindings, and about how many records they have
     List,
     /// Stop intake; running workers obey within seconds
     Pause(Because),
@@ -248,7 +248,7 @@ pub(crate) enum Consumers {
 pub(crate) struct Because {
     /// The consumer
     pub(crate) consumer: String,
-    /// Why, for those who come after you
+    /// The reason, for later operators
     #[arg(long, value_name = "WHY", value_parser = why)]
     pub(crate) reason: String,
 }
@@ -308,7 +308,7 @@ pub(crate) enum Forgotten {
     List(Limit),
     /// Make these keys records again, except where their messages have run again meanwhile
     Restore {
-        /// The number that forgetting answered with
+        /// The number in the answer of `forget`
         batch: i64,
         #[command(flatten)]
         yes: Yes,

@@ -152,7 +152,7 @@ impl Database {
         first_row(&rows)
     }
 
-    /// The number that a statement answers.
+    /// The number that a statement returns.
     pub(crate) async fn number(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
         let [number] = self.numbers(statement, binds).await?;
         Ok(number)

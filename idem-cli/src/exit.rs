@@ -142,7 +142,7 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     store::describe::<PostgresStore>(error)
 }
 
-/// Blanks what stands between `://` and `@`: a URL that was given in a wrong place is quoted in its refusal.
+/// Blanks the text between `://` and `@`: a URL that was given in a wrong place is quoted in its refusal.
 fn without_passwords(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;

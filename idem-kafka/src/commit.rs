@@ -198,7 +198,7 @@ impl Poller {
     /// Behind the last record of a partition there may be markers of transactions and records of aborted ones. A position in
     /// front of them would never reach the end, and would be out of range once they have expired (E22).
     fn pass_what_is_not_delivered(&self) {
-        // Asked of this client alone. Where it does not know, the next look will tell.
+        // Asked of this client alone. Where it does not know, the next look will show.
         let Ok(positions) = self.consumer.position() else { return };
         for element in positions.elements() {
             if let Some(offset) = known(&element) {

@@ -12,7 +12,7 @@ use crate::{source::KafkaSource, tokens::TokenSource};
 pub enum Reset {
     /// At the first record that the topic still has.
     Earliest,
-    /// Behind the last record there is; everything before is never handled.
+    /// Behind the last record; earlier ones are never handled.
     Latest,
 }
 
@@ -80,7 +80,7 @@ const DECIDED: [(&str, &str, &str); 10] = [
 /// Settings that the arguments of [`KafkaOptions::new`] hold.
 const ARGUMENTS: [&str; 3] = ["bootstrap.servers", "metadata.broker.list", "group.id"];
 
-/// How the names of those settings begin that say how to reach the brokers; producers get them too.
+/// The prefixes of the settings that say how to reach the brokers; producers get them too.
 const CONNECTION: [&str; 13] = [
     "security.",
     "ssl.",
@@ -100,8 +100,8 @@ const CONNECTION: [&str; 13] = [
 /// Settings that only producers know. The consumer does not get them, because librdkafka would warn of each.
 const PRODUCER: [&str; 1] = ["compression."];
 
-/// Those that only producers know and that idem decides, so that to accept them would be to ignore them; the publisher of
-/// dead letters waits for each confirmation. All of them stand in librdkafka's `CONFIGURATION.md`, marked with a P.
+/// Producers' settings that idem decides, so that accepting them would mean ignoring them; the publisher of dead letters
+/// waits for each confirmation. All of them stand in librdkafka's `CONFIGURATION.md`, marked with a P.
 const OF_PRODUCERS: [&str; 27] = [
     "acks",
     "batch.num.messages",

@@ -97,7 +97,7 @@ mod tests {
     const GRACE: u64 = REFUSAL_GRACE.as_secs();
     const LOOKS: u64 = LOOK.as_secs();
 
-    /// Refused once, at the beginning, and asked up to the second `until`. Answers when what was asked.
+    /// Asks in each of these seconds, and returns those in which there was something to ask.
     fn asked(refusals: &mut Refusals, start: Instant, seconds: std::ops::Range<u64>) -> Vec<(u64, Ask)> {
         seconds.filter_map(|second| Some((second, refusals.due(start + Duration::from_secs(second))?))).collect()
     }

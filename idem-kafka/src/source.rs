@@ -47,8 +47,8 @@ impl KafkaSource {
         partitions
     }
 
-    /// The same partitions, each with how many of its records are not settled: those that are in hand, and those behind them, by
-    /// what the brokers said within the last seconds. `None` until they answered. Records that compaction removed count until
+    /// The same partitions, each with how many of its records are not settled: those that are in hand, and those behind them,
+    /// by the brokers' answers of the last seconds. `None` until they answered. Records that compaction removed count until
     /// they are passed.
     #[must_use]
     pub fn lag(&self) -> Vec<(i32, Option<u64>)> {
@@ -157,7 +157,7 @@ impl Source for KafkaSource {
         self.shared.stop();
     }
 
-    /// Commits what is finished and leaves the group.
+    /// Commits finished positions and leaves the group.
     ///
     /// # Cancel safety
     /// Cancel safe: the thread goes on closing.

@@ -69,7 +69,7 @@ pub(crate) struct State {
 /// How the thread is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Commit what is finished, and leave the group.
+    /// Commit finished positions, and leave the group.
     Close,
     /// Only leave the group, as the source was dropped.
     Drop,
@@ -115,7 +115,7 @@ pub(crate) struct Start {
 pub(crate) enum Heard {
     Same,
     Moved,
-    /// There was one, and now there is none.
+    /// The group had one, and has none now.
     Vanished,
 }
 
@@ -157,7 +157,7 @@ impl Shared {
         flushed.await
     }
 
-    /// Those who wait for a commit since this was last asked.
+    /// The callers that began to wait for a commit since the last call.
     pub(crate) fn take_flushes(&self) -> Vec<oneshot::Sender<()>> {
         std::mem::take(&mut self.lock().flushes)
     }
@@ -339,7 +339,7 @@ impl Shared {
         let mut state = self.lock();
         let (drained, answer) = oneshot::channel();
         let assignments = state.ending_assignments(partitions);
-        // An eager group takes all from everybody at each rebalance, also from a member that has nothing.
+        // An eager group revokes everything from every member at each rebalance, also from one that has nothing.
         if assignments.is_empty() {
             return answer;
         }

@@ -44,8 +44,8 @@ pub trait Broker: clap::Args + Send + 'static {
     /// The publisher of dead letters, where the flags ask for one.
     type Publisher: Publisher;
 
-    /// How the names of the broker's variables begin, such as `KAFKA_`. Others that begin so are refused where they
-    /// resemble a setting, and else warned of.
+    /// The prefix of the broker's variables, such as `KAFKA_`. Others with this prefix are refused if they resemble a setting,
+    /// and otherwise warned of.
     const VARIABLES: &'static str;
 
     /// Checks the flags and builds the source and the publishers. It waits for no broker: that is [`Source::attach`], which is
@@ -73,7 +73,7 @@ pub trait Broker: clap::Args + Send + 'static {
 pub struct Lag {
     /// Its name, such as `orders/0`.
     pub part: String,
-    /// Messages in it that are not settled; `None` while that is not known, or where the broker cannot tell.
+    /// Messages in it that are not settled; `None` while that is not known, or if the broker does not show it.
     pub behind: Option<u64>,
 }
 
@@ -96,7 +96,7 @@ pub struct Built<B, P> {
 }
 
 impl<B: Source, P: Publisher> Built<B, P> {
-    /// A worker on this source, whose dead letters are rows only, and whose handlers can tell this broker nothing.
+    /// A worker on this source, whose dead letters are rows only, and whose handlers cannot publish to this broker.
     pub fn new(source: B) -> Self {
         Self { source, publisher: None, events: None }
     }

@@ -281,7 +281,7 @@ fn incident_text(page: &mut Page, incident: &Incident) {
     page.classed("div", "more", more);
 }
 
-/// What to type to see more of it. A key that is hidden here could not be found by its stand-in.
+/// The command that shows more of it. A key that is hidden here could not be found by its stand-in.
 fn command(status: &Status, incident: &Incident) -> Option<String> {
     if let Some(id) = incident.dead_letter {
         return Some(format!("dead-letters show {}", id.0));

@@ -62,7 +62,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
     pub(crate) in_flight: usize,
 
-    /// What happens to a message that is older than its record would be kept
+    /// The treatment of a message that is older than its record would be kept
     #[arg(long, value_name = "POLICY", default_value = "process")]
     older_than_retention: OlderThanRetentionFlag,
 
@@ -87,7 +87,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
     pub(crate) dead_letters_bytes_max: Quota,
 
-    /// What happens to a message that is to be set aside and cannot be kept; it is not acknowledged either way
+    /// The treatment of a message that is to be set aside and cannot be kept; it is not acknowledged either way
     #[arg(long, value_name = "POLICY", default_value = "hold")]
     on_unkeepable: OnUnkeepableFlag,
 
@@ -103,7 +103,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
     pub(crate) backoff_max: Duration,
 
-    /// What happens to a message whose key was used before for another payload
+    /// The treatment of a message whose key was used before for another payload
     #[arg(long, value_name = "POLICY", default_value = "dead-letter")]
     on_conflict: OnConflictFlag,
 

@@ -32,7 +32,7 @@ pub struct Sqs {
     #[arg(long, value_name = "WHAT")]
     envelope: Option<Envelope>,
 
-    /// How long SQS keeps a message from others before it must hear of us again; longer than --handler-deadline
+    /// How long SQS hides a message from others before it must be extended; longer than --handler-deadline
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spans::span)]
     visibility: Duration,
 

@@ -5,8 +5,8 @@ use clap::{Arg, Command};
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
 
-/// Those that begin so, and are the command's or of the project's own scripts and tests, each of which may stand in the shell that
-/// a worker is started from. By their whole names, so that a misspelt one is still found out.
+/// Those with that prefix that belong to the command or to the project's own scripts and tests, each of which may stand in the
+/// shell that a worker is started from. By their whole names, so that a misspelt one is still found out.
 const OF_THE_HOUSE: [&str; 17] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",

@@ -82,9 +82,8 @@ enum Opened {
 }
 
 impl Envelope {
-    /// The message inside of `body`, which came with these headers and this id of its own, for those who receive in a loop
-    /// of their own. A body that is no such envelope is the message itself; one with a repeated member is marked by
-    /// [`Message::with_problem`].
+    /// The message inside of `body`, which came with these headers and this id of its own, for a receive loop of your own. A
+    /// body that is no such envelope is the message itself; one with a repeated member is marked by [`Message::with_problem`].
     #[must_use]
     pub fn open(self, body: String, headers: Headers, message_id: &str) -> Message {
         let opened = match self {

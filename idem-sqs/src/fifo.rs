@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 /// The longest deduplication id that SQS takes.
 const BYTES_MAX: usize = 128;
 
-/// How the id of a key begins that is no id as it stands.
+/// The prefix of an id for a key that is no valid id itself.
 const HASHED: &str = "idem-sha256:";
 
 /// The key as a `MessageDeduplicationId`: itself where SQS takes it, otherwise a digest of it. The same for every send of

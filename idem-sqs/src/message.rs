@@ -45,7 +45,7 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     Some(Incoming { message, message_id, receipt, attempt, suspect })
 }
 
-/// With the type that its producer has said in an attribute; that of an envelope goes before.
+/// With the type in the producer's attribute, unless an envelope has one.
 fn with_type(message: Message) -> Message {
     let kind = message.headers().text(TYPE_ATTRIBUTE).filter(|_| message.message_type().is_none()).map(str::to_owned);
     match kind {

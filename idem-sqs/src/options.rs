@@ -42,9 +42,9 @@ impl SqsOptions {
         }
     }
 
-    /// How long SQS keeps a message from others before it must hear of us again. Defaults to 60 s, whatever the queue's
-    /// own setting is; from 2 s to 12 h. It is extended at half of that until the message is settled, and after a crash
-    /// it is how long the messages stay away.
+    /// How long SQS hides a message from others before it must be extended. Defaults to 60 s, whatever the queue's own
+    /// setting is; from 2 s to 12 h. It is extended at half of that until the message is settled, and after a crash it is
+    /// how long the messages stay away.
     #[must_use]
     pub fn visibility(mut self, time: Duration) -> Self {
         self.visibility = time;

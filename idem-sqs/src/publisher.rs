@@ -37,7 +37,7 @@ pub(crate) const ATTRIBUTES_MAX: usize = 10;
 /// How large a message may be with them, where the queue does not say.
 const BYTES_MAX: usize = 1 << 20;
 
-/// The attribute that has all of why a message was set aside, as JSON, where there is no room for one attribute each.
+/// The attribute with all facts of why a message was set aside, as JSON, where there is no room for one attribute each.
 const FACTS_TOGETHER: &str = "idem";
 
 /// A [`Publisher`] to a queue, which must exist.

@@ -1,4 +1,4 @@
-//! The requests to SQS. Retries are made by those who know until when they make sense, so the SDK makes none.
+//! The requests to SQS. The callers retry, for as long as that makes sense; the SDK does not.
 
 use std::{
     sync::{Arc, OnceLock},

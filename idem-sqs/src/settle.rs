@@ -17,7 +17,7 @@ pub(crate) const REQUESTS: usize = 8;
 /// How long an entry that fails is tried again. A handled message is recorded, and comes back as a duplicate at worst.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Tells SQS, and answers for each delivery by its number.
+/// Sends settlements to SQS, and returns the result of each delivery by its number.
 pub(crate) async fn send(queue: &Queue, items: &[Item]) -> HashMap<u64, Settled> {
     let batches = items.chunk_by(|one, next| one.change == next.change).flat_map(|run| run.chunks(AT_ONCE));
     // A FIFO queue gets one request after the other. The messages of a group that are visible again are then always

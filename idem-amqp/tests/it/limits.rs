@@ -122,7 +122,7 @@ async fn a_closed_intake_loses_nothing(closed: Closed) {
         }
     }
     publish(&queue, WARM + 1..WARM + MORE).await;
-    // Another consumer on that server, which holds a message and loses its channel for it, tells the time.
+    // Another consumer on that server, which holds a message and loses its channel for it, serves as the clock.
     let clock = Queue::on(&server.url(), Kind::Classic, &[]).await;
     clock.publish(Message::new("tick")).await.unwrap();
     let member = join(&clock.options()).await;

@@ -94,7 +94,7 @@ pub(crate) fn warning(count: i64) -> String {
     )
 }
 
-/// Events are effects, and are sent whole: who was forgotten may have been paid.
+/// Events are effects, and are sent whole: a person who was erased may have been paid.
 pub(crate) fn report(erased: i64, waiting: usize) -> Report {
     let erased =
         format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.");

@@ -85,7 +85,7 @@ pub(crate) fn done(forgotten: i64, batch: i64) -> Report {
     ))
 }
 
-/// Forgets some keys of a consumer, and answers how many, and as which batch.
+/// Forgets some keys of a consumer, and returns how many, and the batch.
 pub(crate) async fn forget_keys(
     database: &mut Database,
     consumer: &str,

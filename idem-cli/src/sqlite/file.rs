@@ -66,7 +66,7 @@ impl File {
         rows.iter().map(row).collect::<Result<_, sqlx::Error>>().map_err(Failure::from)
     }
 
-    /// The number that a query answers.
+    /// The number that a query returns.
     pub(super) async fn number(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
         let text = self.text(query);
         let row = bound(&text, binds).fetch_one(&mut self.connection).await?;

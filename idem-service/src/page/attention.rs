@@ -7,7 +7,7 @@ use idem_core::{CleanupState, IncidentKind, Pause, WaitCause, outbox::RelayStand
 use super::{html::Page, words};
 use crate::{rates::Recent, status::Status};
 
-/// One thing that asks for a person.
+/// One matter that needs a person.
 #[derive(Debug)]
 pub(super) struct Matter {
     /// Whether it keeps messages from being handled, or goes on happening now.
@@ -40,7 +40,7 @@ impl Matter {
     }
 }
 
-/// Everything that asks for a person, the urgent first.
+/// Everything that needs a person, the urgent first.
 pub(super) fn matters(status: &Status, recent: &Recent) -> Vec<Matter> {
     let mut matters = Vec::new();
     matters.extend(status.dead().map(|task| {

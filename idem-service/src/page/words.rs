@@ -39,7 +39,7 @@ pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
 }
 
-/// How often a second, where something happened so often in this time.
+/// The rate a second of this count over this time.
 pub(super) fn rate(count: u64, over: Duration) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a rate is shown with two digits")]
     let rate = count as f64 / over.as_secs_f64().max(1.0);

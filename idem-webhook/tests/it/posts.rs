@@ -78,7 +78,7 @@ fn waits_for_a_person(answer: Result<(), EventError>) -> String {
     }
 }
 
-/// O19: the reference verifier accepts what is sent, by each of the secrets, and a receiver knows every try by one id.
+/// O19: the reference verifier accepts each request, by each of the secrets, and a receiver knows every try by one id.
 #[tokio::test]
 async fn o19_the_reference_verifier_accepts_each_secret() {
     let receiver = Receiver::new([Answer::Status(500)]).await;

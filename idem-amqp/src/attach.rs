@@ -102,8 +102,8 @@ fn warn_of_plaintext(attached: &mut Attached, settings: &Settings) {
 async fn retry_queue(settings: &Settings, retry: &str) -> Result<Vec<String>, SourceError> {
     let queue = settings.queue.as_str();
     let unknown = format!(
-        "whether what expires in the retry queue {retry:?} comes back to queue {queue:?} is unknown, and it is lost where it \
-         does not: "
+        "whether a message that expires in the retry queue {retry:?} comes back to queue {queue:?} is unknown, and it is lost \
+         if it does not: "
     );
     let Some(management) = &settings.management else {
         return Ok(vec![format!("{unknown}give idem the management URL")]);
@@ -152,23 +152,23 @@ impl Facts {
         let back = (self.dead_letter_exchange.as_deref(), self.dead_letter_routing_key.as_deref());
         if back != (Some(""), Some(queue)) {
             return Err(SourceError::refused(
-                format!("what expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
+                format!("a message that expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
                 format!("Declare it with x-dead-letter-exchange \"\" and x-dead-letter-routing-key {queue:?}"),
             ));
         }
         if self.expires {
             return Err(SourceError::refused(
                 format!(
-                    "the retry queue {retry:?} is deleted with its messages when nobody consumes it: it has x-expires"
+                    "the retry queue {retry:?} is deleted with its messages when it has no consumer: it has x-expires"
                 ),
-                "Remove x-expires; nobody ever consumes it",
+                "Remove x-expires; it never has a consumer",
             ));
         }
         let warnings = [
             (!self.at_least_once_dead_letters).then(|| {
                 format!(
-                    "what comes back from the retry queue {retry:?} may get lost on its way: make it a quorum queue with \
-                     dead-letter-strategy=at-least-once and overflow=reject-publish"
+                    "messages that come back from the retry queue {retry:?} may get lost on their way: make it a quorum queue \
+                     with dead-letter-strategy=at-least-once and overflow=reject-publish"
                 )
             }),
             (!self.durable).then(|| format!("the retry queue {retry:?} is not durable: a restart of the broker loses it")),
@@ -191,7 +191,7 @@ impl Facts {
                     shown(limit),
                     shown(told)
                 ),
-                "Correct delivery_limit (--delivery-limit), or leave it out: the management API tells it",
+                "Correct delivery_limit (--delivery-limit), or leave it out: the management API shows it",
             ));
         }
         if let (Some(limit), false, None) = (self.delivery_limit, self.dead_letter_exchange.is_some(), told) {
@@ -212,7 +212,7 @@ impl Facts {
         let warnings = [
             (self.delivery_limit.is_some() && self.dead_letter_exchange.is_some() && !self.at_least_once_dead_letters)
                 .then(|| {
-                    "what passes the delivery limit may get lost on its way to the dead-letter exchange: set \
+                    "messages past the delivery limit may get lost on their way to the dead-letter exchange: set \
                  dead-letter-strategy=at-least-once and overflow=reject-publish"
                         .to_owned()
                 }),

@@ -149,6 +149,6 @@ pub(crate) fn cure(error: &(dyn StdError + 'static)) -> &'static str {
     if error.downcast_ref::<Error>().is_some_and(timed_out) {
         "messages were held for longer than the broker's consumer_timeout: raise that, or tell idem of it"
     } else {
-        "idem connects again; what was not settled comes back"
+        "idem connects again; unsettled messages come back"
     }
 }

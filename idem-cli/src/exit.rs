@@ -131,7 +131,7 @@ fn of_a_file(error: &sqlx::Error) -> Option<Failure> {
         Ok(1) => "idem's tables are not in this file: check the file and --schema, or run `idem migrate up`".to_owned(),
         Ok(8) => "this login may not write to the file".to_owned(),
         Ok(14) => "the file of --database-url does not exist, or this login may not open it".to_owned(),
-        Ok(26) => "the file of --database-url is none of SQLite's".to_owned(),
+        Ok(26) => "the file of --database-url is not a SQLite database".to_owned(),
         _ => SqliteStore::describe(error).unwrap_or_else(|| describe(error)),
     };
     Some(Failure::refused(text))

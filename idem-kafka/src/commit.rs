@@ -137,7 +137,7 @@ impl Poller {
             }
             if Instant::now() >= until {
                 let error = taken.err().map(|error| said(&error)).unwrap_or_default();
-                tracing::warn!(error, "the last positions were not taken; what they cover comes back as duplicates");
+                tracing::warn!(error, "the last positions were not taken; their messages come back as duplicates");
                 return;
             }
             self.poll(ATTENTION);

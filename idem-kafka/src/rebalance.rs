@@ -81,7 +81,7 @@ impl Poller {
             Some(Step::Lost(partitions)) => {
                 tracing::warn!(
                     partitions = numbers(&partitions),
-                    "the group went on without this member; what it had in hand comes back"
+                    "the group went on without this member; its messages in hand come back"
                 );
                 self.let_go(&partitions);
             }

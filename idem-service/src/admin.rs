@@ -44,7 +44,7 @@ pub(crate) async fn serve(
     if !bound.ip().is_loopback() {
         tracing::warn!(
             address = %bound,
-            "--admin is no address of this machine alone: whoever reaches it reads keys and errors, without a password"
+            "--admin is no address of this machine alone: every client that reaches it reads keys and errors, without a password"
         );
     }
     let routes = routes(Admin { status: Arc::clone(&status), recorded }).merge(own);

@@ -105,7 +105,7 @@ fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, 
     clients.dedup();
     let command = command.mut_arg("store", |flag| flag.value_parser(PossibleValuesParser::new(clients)));
     // Otherwise clap takes the documentation of the structs that hold the flags.
-    command.about("Consumes messages; what their handlers write is committed exactly once").long_about(None)
+    command.about("Consumes messages; their handlers' writes are committed exactly once").long_about(None)
 }
 
 /// The flags that were given, by the command line, a variable or the file.

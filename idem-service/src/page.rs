@@ -150,9 +150,9 @@ fn in_hand(page: &mut Page, load: &Load, waits: &[Wait]) {
 fn cause(cause: WaitCause) -> &'static str {
     match cause {
         WaitCause::Retry => "their next attempt",
-        WaitCause::KeyHeld => "a key that somebody else holds",
-        WaitCause::Database => "what the database cannot serve now",
-        WaitCause::Bookkeeping => "what is written about them",
+        WaitCause::KeyHeld => "a key that another unit holds",
+        WaitCause::Database => "a statement that the database cannot serve now",
+        WaitCause::Bookkeeping => "the rows about them",
         WaitCause::Publisher => "a publisher of dead letters",
         WaitCause::Broker => "the broker to take what is settled",
         WaitCause::Unkeepable => "a person: nothing can keep them",
@@ -216,7 +216,7 @@ fn events(page: &mut Page, relayed: &[Relayed]) {
                 (None, RelayStanding::Relaying) => page.classed("p", "good word", "sending"),
                 (None, RelayStanding::Standby) => page.classed("p", "more", "another relay sends them"),
                 (None, RelayStanding::Paused) => page.classed("p", "wait word", "paused by an operator"),
-                (None, _) => page.classed("p", "more", "nobody has published any yet"),
+                (None, _) => page.classed("p", "more", "none have been published yet"),
             }
             let Some(backlog) = backlog else { return };
             let oldest = backlog.oldest.map_or_else(|| "none".to_owned(), span);

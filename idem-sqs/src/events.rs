@@ -86,7 +86,8 @@ impl SqsPublisher {
     /// The entry of an event, and its size.
     fn entry(&self, place: usize, event: &OutgoingEvent, bytes_max: usize) -> Result<(Entry, usize), String> {
         let wire = self.cloud_events.on_wire_together(event, TOGETHER);
-        let body = std::str::from_utf8(&wire.payload).map_err(|_| "SQS takes text alone, and the payload is none")?;
+        let body =
+            std::str::from_utf8(&wire.payload).map_err(|_| "SQS takes text alone, and the payload is not text")?;
         if body.is_empty() {
             return Err("SQS takes no message without a payload".to_owned());
         }

@@ -119,7 +119,7 @@ impl Publisher for SqsPublisher {
             // SQS carries text, and not an empty one. A message that came from it does not fail here.
             (Some(Ok(body)), _) if !body.is_empty() => Cow::Borrowed(body),
             (_, Some(row)) => Cow::Owned(format!("The payload is in row {} of dead_letters.", row.0)),
-            (_, None) => return Err(self.does_not_fit(dead_letter, "its payload is no text, or there is none")),
+            (_, None) => return Err(self.does_not_fit(dead_letter, "its payload is not text, or is missing")),
         };
         let room = self.bytes_max().await.checked_sub(body.len());
         let Some(attributes) = room.and_then(|room| attributes(dead_letter, room)) else {

@@ -170,7 +170,7 @@ impl Source for SqsSource {
         let mut running = self.running.lock().await;
         let received = async { while running.receivers.join_next().await.is_some() {} };
         if tokio::time::timeout_at(until - GIVE_BACK.min(deadline / 2), received).await.is_err() {
-            tracing::warn!(queue = self.queue.name, "a receive did not end in time; what it brings comes back later");
+            tracing::warn!(queue = self.queue.name, "a receive did not end in time; its messages come back later");
             running.receivers.shutdown().await;
         }
         if tokio::time::timeout_at(until, settle::give_back(&self.shared, &self.queue)).await.is_err() {

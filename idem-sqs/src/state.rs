@@ -424,7 +424,10 @@ impl State {
             self.given_up.extend(item);
         }
         if !lost.is_empty() {
-            tracing::warn!(followers = lost.len(), "what follows it in its group is given back, to keep its order");
+            tracing::warn!(
+                followers = lost.len(),
+                "the messages behind it in its group are given back, to keep their order"
+            );
         }
         lost.insert(0, number);
         let assignments = lost.into_iter().map(Assignment).collect();

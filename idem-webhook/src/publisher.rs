@@ -133,7 +133,7 @@ impl WebhookPublisher {
 
     /// Refuses URLs that may not be called. Names are checked when they are resolved.
     fn checked(&self, endpoint: &Endpoint) -> Result<Url, &'static str> {
-        let url = Url::parse(&endpoint.url).map_err(|_| "its endpoint's URL is none")?;
+        let url = Url::parse(&endpoint.url).map_err(|_| "its endpoint's URL is not valid")?;
         let is_plaintext = url.scheme() == "http";
         if !(url.scheme() == "https" || is_plaintext && self.is_plaintext_allowed) {
             return Err("its endpoint's URL does not begin with https://");

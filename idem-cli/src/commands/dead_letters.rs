@@ -292,7 +292,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
         "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
     ));
     Ok(match forgotten {
-        Some(batch) => report.line(format!("What was forgotten for it: idem forgotten restore {batch}")),
+        Some(batch) => report.line(format!("To take back the record forgotten for it: idem forgotten restore {batch}")),
         None => report,
     })
 }

@@ -65,7 +65,7 @@ fn read<A: clap::Args>(name: &'static str, version: &'static str, arguments: Vec
     let own = A::augment_args(Command::new(name).version(version).next_help_heading("Application"));
     let command = HttpFlags::augment_args(own.next_help_heading("Service").arg(config::flag()));
     // Otherwise clap takes the documentation of the structs that hold the flags.
-    let about = "Serves requests over HTTP; what one writes is committed exactly once for its Idempotency-Key";
+    let about = "Serves requests over HTTP; a request's writes are committed exactly once for its Idempotency-Key";
     let mut command = command.about(about).long_about(None);
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let (matches, foreign) = command_line::matches(&mut command, "KAFKA_", arguments, variables)?;

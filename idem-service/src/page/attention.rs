@@ -75,7 +75,7 @@ fn paused(status: &Status) -> Option<Matter> {
         }
         Pause::StoreDown(_) => Matter::urgent(what, "guide/alerts.md#idemdatabaseunreachable")
             .command("doctor")
-            .more(format!("{more}; nobody is charged an attempt, and it goes on by itself once the database answers")),
+            .more(format!("{more}; no attempt is charged, and it goes on by itself once the database answers")),
         Pause::Breaker => Matter::urgent("the breaker is open", "guide/alerts.md#idembreakeropen")
             .command(format!("dead-letters groups --consumer {consumer}"))
             .more(format!("{what}; {more}; one message a second is tried until one goes well")),

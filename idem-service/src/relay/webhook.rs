@@ -48,5 +48,5 @@ fn secret(text: &str) -> Result<Secret, String> {
 }
 
 fn told(error: idem_webhook::ParseSecretError) -> String {
-    format!("one of its secrets is none: {error}")
+    format!("one of its secrets is not valid: {error}")
 }

@@ -177,7 +177,7 @@ async fn the_key_comes_from_where_the_flags_say() {
 #[tokio::test]
 async fn help_and_version_are_answers() {
     let ended = Worker::bare("--help").run().await.with(0);
-    assert!(ended.output.starts_with("Consumes messages; what their handlers write"), "{}", ended.output);
+    assert!(ended.output.starts_with("Consumes messages; their handlers' writes"), "{}", ended.output);
     for text in ["--database-url", "DATABASE_URL", "--socket", "[default: 20s]", "--dead-letter-breaker"] {
         assert!(ended.output.contains(text), "{text} is not in\n{}", ended.output);
     }

@@ -28,7 +28,7 @@ struct Facts {
     /// Its length is bounded, and messages beyond that are dropped.
     drops_overflow: bool,
     consumer_timeout: Option<Duration>,
-    /// It is deleted when nobody has used it for a while, with what is in it.
+    /// It is deleted with its messages when it has been unused for a while.
     expires: bool,
 }
 
@@ -36,7 +36,7 @@ struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeps {
     Surely,
-    /// It has a limit, or nobody knows.
+    /// It has a limit, or may have one.
     NotSurely,
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
         Some(management) => match management.queue(vhost, queue).await {
             Err(error) => attached.warnings.push(format!("{unknown} ({error}): check the management URL and the user's tags")),
             Ok(answer) => {
-                // Only what a version changes is left out where it cannot be read.
+                // Without the version, only the facts that depend on it are left out.
                 let version = management.version().await.unwrap_or_default();
                 let facts = Facts::read(&answer, &version);
                 attached.warnings = facts.judge(queue, told)?;
@@ -98,12 +98,12 @@ fn warn_of_plaintext(attached: &mut Attached, settings: &Settings) {
     attached.warn_of_plaintext(host, "write https:// in the management URL");
 }
 
-/// The facts known of the retry queue; the protocol tells whether it exists.
+/// The facts known of the retry queue; the protocol shows whether it exists.
 async fn retry_queue(settings: &Settings, retry: &str) -> Result<Vec<String>, SourceError> {
     let queue = settings.queue.as_str();
     let unknown = format!(
-        "whether what expires in the retry queue {retry:?} comes back to queue {queue:?} is unknown, and it is lost where it \
-         does not: "
+        "whether a message that expires in the retry queue {retry:?} comes back to queue {queue:?} is unknown, and it is lost \
+         if it does not: "
     );
     let Some(management) = &settings.management else {
         return Ok(vec![format!("{unknown}give idem the management URL")]);
@@ -147,28 +147,28 @@ impl Facts {
         }
     }
 
-    /// Warnings, or a refusal where what expires in this retry queue would not come back to `queue`.
+    /// Warnings, or a refusal if messages that expire in this retry queue would not come back to `queue`.
     fn judge_retry(&self, retry: &str, queue: &str) -> Result<Vec<String>, SourceError> {
         let back = (self.dead_letter_exchange.as_deref(), self.dead_letter_routing_key.as_deref());
         if back != (Some(""), Some(queue)) {
             return Err(SourceError::refused(
-                format!("what expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
+                format!("a message that expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
                 format!("Declare it with x-dead-letter-exchange \"\" and x-dead-letter-routing-key {queue:?}"),
             ));
         }
         if self.expires {
             return Err(SourceError::refused(
                 format!(
-                    "the retry queue {retry:?} is deleted with its messages when nobody consumes it: it has x-expires"
+                    "the retry queue {retry:?} is deleted with its messages when it has no consumer: it has x-expires"
                 ),
-                "Remove x-expires; nobody ever consumes it",
+                "Remove x-expires; it never has a consumer",
             ));
         }
         let warnings = [
             (!self.at_least_once_dead_letters).then(|| {
                 format!(
-                    "what comes back from the retry queue {retry:?} may get lost on its way: make it a quorum queue with \
-                     dead-letter-strategy=at-least-once and overflow=reject-publish"
+                    "messages that come back from the retry queue {retry:?} may get lost on their way: make it a quorum queue \
+                     with dead-letter-strategy=at-least-once and overflow=reject-publish"
                 )
             }),
             (!self.durable).then(|| format!("the retry queue {retry:?} is not durable: a restart of the broker loses it")),
@@ -178,7 +178,7 @@ impl Facts {
 
     /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
     ///
-    /// A limit that was told is known, and then it is enough that it exceeds the attempts.
+    /// For a limit that is configured it is enough that it exceeds the attempts.
     fn judge(&self, queue: &str, told: Option<DeliveryLimit>) -> Result<Vec<String>, SourceError> {
         if self.kind == "stream" {
             return Err(stream(queue));
@@ -191,7 +191,7 @@ impl Facts {
                     shown(limit),
                     shown(told)
                 ),
-                "Correct delivery_limit (--delivery-limit), or leave it out: the management API tells it",
+                "Correct delivery_limit (--delivery-limit), or leave it out: the management API shows it",
             ));
         }
         if let (Some(limit), false, None) = (self.delivery_limit, self.dead_letter_exchange.is_some(), told) {
@@ -212,7 +212,7 @@ impl Facts {
         let warnings = [
             (self.delivery_limit.is_some() && self.dead_letter_exchange.is_some() && !self.at_least_once_dead_letters)
                 .then(|| {
-                    "what passes the delivery limit may get lost on its way to the dead-letter exchange: set \
+                    "messages past the delivery limit may get lost on their way to the dead-letter exchange: set \
                  dead-letter-strategy=at-least-once and overflow=reject-publish"
                         .to_owned()
                 }),

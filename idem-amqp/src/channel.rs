@@ -57,7 +57,7 @@ pub(crate) struct Session {
     consumer: Option<Consumer>,
     /// Delivered, and not looked at yet: a smaller prefetch comes first.
     pending: Vec<Delivery>,
-    /// How many deliveries may be unsettled: the prefetch, and what is left of the subscription before.
+    /// How many deliveries may be unsettled: the prefetch, and the rest of the previous subscription.
     allowed: usize,
     /// How many pauses were obeyed.
     pauses: u64,
@@ -135,7 +135,7 @@ async fn is_a_stream(connection: &Connection, queue: &ShortString) -> lapin::Res
 }
 
 impl Session {
-    /// Connects, and consumes where these queues exist too, unless the source is paused.
+    /// Connects, checks that these queues exist, and consumes unless the source is paused.
     pub(crate) async fn open(
         settings: &Settings,
         shared: &Shared,
@@ -183,7 +183,7 @@ impl Session {
         self.channel.clone()
     }
 
-    /// Hands over what is delivered until the session ends.
+    /// Hands over deliveries until the session ends.
     async fn serve(&mut self, settings: &Settings, shared: &Shared, questions: &mut mpsc::Receiver<Question>) -> End {
         loop {
             tokio::select! {
@@ -198,8 +198,8 @@ impl Session {
                     return End::Closing;
                 }
                 Some(question) = questions.recv() => {
-                    // The answer comes behind all deliveries that the count leaves out, on one and the same channel. One of
-                    // them is an answer too, and what comes behind it may be too much to wait for.
+                    // The answer comes behind all deliveries that the count leaves out, on one and the same channel. A
+                    // delivery is an answer too, and the deliveries behind it may be too many to wait for.
                     let (none, first) = tokio::select! {
                         biased;
                         ready = timeout(ANSWER, ready(&self.channel, &settings.queue)) => (matches!(ready, Ok(Ok(0))), None),
@@ -308,7 +308,7 @@ impl Session {
     /// Ends the subscription. Messages delivered before can still be settled; those that are too large to be kept go back.
     ///
     /// # Errors
-    /// The broker has not said that it is over: nobody knows what is handed to this channel from now on.
+    /// The broker has not confirmed its end: it may deliver more to this channel.
     async fn unsubscribe(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
         let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
         let (channel, doing) = (self.channel.clone(), "cancelling the subscription");
@@ -319,7 +319,7 @@ impl Session {
             // The broker may send all of the prefetch before it answers, so each delivery is a sign of life.
             let delivery = timeout(ANSWER, async {
                 tokio::select! {
-                    // First, because what goes back before the broker knows of the end is delivered anew.
+                    // First, because messages given back before the broker knows of the end are delivered anew.
                     biased;
                     answer = &mut cancelled, if !is_answered => {
                         is_answered = true;
@@ -327,7 +327,7 @@ impl Session {
                     }
                     Some(_) = back.next() => Ok(None),
                     delivery = consumer.next(), if !is_over => {
-                        // It ends behind what was delivered before the answer.
+                        // It ends behind the messages delivered before the answer.
                         is_over = delivery.is_none();
                         delivery.transpose()
                     }
@@ -347,7 +347,7 @@ impl Session {
         self.hand_over(settings, shared).await
     }
 
-    /// The same, and gives back what was not handed over.
+    /// The same, and gives back the messages that were not handed over.
     async fn stop(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
         let ended = self.unsubscribe(settings, shared).await;
         let back = shared.take_buffer().into_iter().map(|tag| give_back(&self.channel, tag));
@@ -393,7 +393,7 @@ async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
     loop {
         attempt += 1;
         tokio::time::sleep(RECONNECT.backoff(attempt, fastrand::f64())).await;
-        // Further queues are looked for at the start alone: what one of them is for waits until it is there again.
+        // Further queues are checked only at the start: messages for a missing one wait until it is there again.
         let error = match Session::open(settings, shared, &[]).await {
             Ok(session) => return session,
             Err(error) => error,

@@ -1,4 +1,4 @@
-//! [`Confirmed`]: what it publishes to a queue counts as published once the broker has confirmed it.
+//! [`Confirmed`]: a message to a queue counts as published once the broker has confirmed it.
 
 use std::{future::ready as ready_now, pin::pin, time::Duration};
 
@@ -28,8 +28,8 @@ pub(crate) const PERSISTENT: u8 = 2;
 pub(crate) struct Confirmed {
     pub(crate) settings: Settings,
     doing: &'static str,
-    /// Out while a message is under way, so that a channel with an answer that nobody waits for is never used again: the
-    /// client library hands a returned message to the next confirmation, whichever that is.
+    /// Out while a message is under way, so that a channel with an abandoned answer is never used again: the client
+    /// library hands a returned message to the next confirmation, whichever that is.
     open: Mutex<Option<Open>>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Confirmed {
 struct Open {
     wire: Wire,
     channel: Channel,
-    /// An answer is owed on it that nobody waits for.
+    /// It owes an answer that was abandoned.
     spoilt: bool,
 }
 
@@ -48,7 +48,7 @@ impl Open {
 }
 
 impl Confirmed {
-    /// To the queue of these settings. `doing` is what failed where it fails.
+    /// To the queue of these settings. `doing` names the operation in errors.
     pub(crate) fn new(settings: Settings, doing: &'static str) -> Self {
         Self { settings, doing, open: Mutex::default() }
     }

@@ -28,7 +28,7 @@ pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -
     SourceError::unavailable(doing, error)
 }
 
-/// Whether that is what the broker says, rather than that it cannot be reached.
+/// Whether this is the broker's refusal, rather than an unreachable broker.
 pub(crate) fn is_refused(settings: &Settings, error: &Error) -> bool {
     refusal(settings, error).is_some()
 }
@@ -149,6 +149,6 @@ pub(crate) fn cure(error: &(dyn StdError + 'static)) -> &'static str {
     if error.downcast_ref::<Error>().is_some_and(timed_out) {
         "messages were held for longer than the broker's consumer_timeout: raise that, or tell idem of it"
     } else {
-        "idem connects again; what was not settled comes back"
+        "idem connects again; unsettled messages come back"
     }
 }

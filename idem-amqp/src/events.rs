@@ -1,4 +1,4 @@
-//! [`AmqpPublisher`] as what brings events to a queue.
+//! [`AmqpPublisher`] as the publisher of events to a queue.
 
 use std::time::Duration;
 
@@ -57,7 +57,8 @@ impl EventPublisher for AmqpPublisher {
 }
 
 impl AmqpPublisher {
-    /// What goes over the wire. What is the broker's own, or a request to it, such as `CC`, is no header of an event.
+    /// The payload and properties of the event. A header that is the broker's own, or a request to it, such as `CC`,
+    /// is left out.
     fn message(&self, event: &OutgoingEvent) -> Result<(Bytes, BasicProperties), EventError> {
         let wire = self.cloud_events.on_wire(event, PREFIX);
         let mut table = FieldTable::default();

@@ -1,4 +1,4 @@
-//! [`Frames`]: what the broker sends is made such that the client library can read it.
+//! [`Frames`]: rewrites the broker's frames such that the client library can read them.
 //!
 //! The broker passes a producer's properties on as they are, and the library cannot take everything that they may hold. It
 //! reads tables within tables by recursion, so a header of 10 kB ends the process with an overflow of its stack (G14); and at
@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 64;
 /// How many values the headers may have, those in tables and arrays included. Each takes a hundred bytes once it is read.
 const VALUES_MAX: usize = 4_096;
 
-/// The largest frame that is looked through. Brokers allow 128 KiB unless told otherwise.
+/// The largest frame that is looked through. Brokers allow 128 KiB by default.
 const FRAME_MAX: usize = 16 << 20;
 
 /// Before a frame's payload stand its kind, channel and size, and behind it one byte.
@@ -41,7 +41,7 @@ const BEFORE_PROPERTIES: usize = 12;
 /// Properties that are nothing but headers.
 const ONLY_HEADERS: [u8; 2] = (1_u16 << 13).to_be_bytes();
 
-/// Passes on what the broker sends, frame by frame.
+/// Passes on the broker's bytes, frame by frame.
 #[derive(Debug)]
 pub(crate) struct Frames {
     /// The beginning of a frame that has not come whole.
@@ -62,12 +62,12 @@ enum Passing {
 }
 
 impl Frames {
-    /// `frame_max` is what the library asks for, 0 where it leaves that to the broker.
+    /// `frame_max` is the library's request, 0 where it leaves that to the broker.
     pub(crate) fn new(frame_max: usize) -> Self {
         Self { held: Vec::new(), passing: Passing::Frames, frame_max }
     }
 
-    /// Appends to `out` what may be passed on once these bytes have come.
+    /// Appends to `out` the bytes that may be passed on once these have come.
     ///
     /// # Errors
     /// A frame is larger than any that a broker sends.
@@ -93,7 +93,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes what belongs to the frame at hand, and answers what stands behind it.
+    /// Takes the bytes of the frame at hand, and returns those behind it.
     fn next<'a>(&mut self, bytes: &'a [u8], out: &mut Vec<u8>) -> io::Result<&'a [u8]> {
         let before = self.held.len();
         // Nearly always it is all there, and nothing is put aside.
@@ -172,7 +172,7 @@ impl Frames {
     /// The properties as bytes in one header. They are cut where the frame would become too large.
     fn unreadable(&self, frame: &[u8], payload: &[u8], out: &mut Vec<u8>) {
         let Some((start, properties)) = payload.split_at_checked(BEFORE_PROPERTIES) else {
-            // Shorter than any content header is: the library says what it thinks of it.
+            // Shorter than any content header: the library reports that.
             return out.extend_from_slice(frame);
         };
         let name = UNREADABLE_HEADERS.as_bytes();

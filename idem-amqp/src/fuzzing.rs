@@ -1,4 +1,4 @@
-//! A door for the properties that must hold of any input.
+//! An entry point for the properties of any input.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use lapin::{
 
 use crate::frames::Frames;
 
-/// The bytes that the client library sees of these, which come one after the other.
+/// The bytes that the client library sees of these pieces, which arrive one after the other.
 ///
 /// # Errors
 /// A frame is larger than any that a broker sends.

@@ -50,7 +50,7 @@ impl Guarded {
         Self { stream, frames: Frames::new(frame_max), ready: Vec::new(), given: 0 }
     }
 
-    /// Gives out what is ready, as far as there is room for it.
+    /// Gives out the bytes that are ready, as far as there is room for them.
     fn give(&mut self, buffer: &mut [u8]) -> usize {
         let rest = &self.ready[self.given..];
         let count = rest.len().min(buffer.len());
@@ -100,7 +100,7 @@ impl AsyncWrite for Guarded {
     }
 }
 
-/// Tokio's reactor, of which the library wants to know that its streams are [`Guarded`].
+/// Tokio's reactor, typed for the library so that its streams are [`Guarded`].
 #[derive(Debug, Clone)]
 struct Guarding(Tokio);
 

@@ -1,4 +1,4 @@
-//! The broker's management API, which tells what the protocol does not: arguments and policies of a queue.
+//! The broker's management API, which shows the arguments and policies of a queue; the protocol does not.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Where it is, and as whom to ask.
+/// Its address, and the user to ask as.
 #[derive(Clone)]
 pub(crate) struct Management {
     base: Url,

@@ -46,15 +46,15 @@ pub(crate) fn says_stream(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(STREAM_OFFSET))
 }
 
-/// How often a quorum queue has handed a message over, from RabbitMQ 4.3 on; what was given back counts here alone.
+/// How often a quorum queue has handed a message over, from RabbitMQ 4.3 on; messages given back count here alone.
 const ACQUIRED_COUNT: &str = "x-acquired-count";
 
 /// From which delivery on a message is suspected to have ended processes, where the queue counts. A process that ends takes
 /// all that it had in hand with it, and up to RabbitMQ 4.2 a stop that gives everything back counts as well.
 const SUSPECT_FROM: u32 = 3;
 
-/// Whether a message that comes again may have ended the process that had it. A classic queue tells nothing of why it has
-/// it back.
+/// Whether a message that comes again may have ended the process that had it. A classic queue does not say why it has it
+/// back.
 pub(crate) fn is_suspect(properties: &BasicProperties, attempt: u32) -> bool {
     let has = |name| properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(name));
     let counts = has(DELIVERY_COUNT) || has(ACQUIRED_COUNT);
@@ -89,8 +89,9 @@ pub(crate) fn message(
     (message, failures.saturating_add(1))
 }
 
-/// The protocol gives a message no place and no id of its own, so its content tells it from others: a producer may repeat
-/// an id, and a dead letter that is taken for another one would be lost. Two that are equal in everything have one origin.
+/// The protocol gives a message no place and no id of its own, so its content distinguishes it from others: a producer may
+/// repeat an id, and a dead letter mistaken for another one would be lost. Two that are equal in everything have one
+/// origin.
 fn origin(exchange: &str, routing_key: &str, id: Option<&str>, headers: &Headers, payload: &[u8]) -> String {
     let mut hasher = Sha256::new();
     let mut part = |bytes: &[u8]| {
@@ -142,7 +143,7 @@ fn count(value: &AMQPValue) -> u32 {
     bytes(value).flatten().and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()).unwrap_or(0)
 }
 
-/// Text and bytes as they are, numbers and times in digits; `None` for what is no single value.
+/// Text and bytes as they are, numbers and times in digits; `None` for a value that is not a single one.
 fn bytes(value: &AMQPValue) -> Option<Option<Bytes>> {
     let text = |text: String| Some(Some(Bytes::from(text)));
     match value {

@@ -26,7 +26,7 @@ const HEARTBEAT_S: u16 = 10;
 pub enum DeliveryLimit {
     /// It never does.
     Unlimited,
-    /// After so many; at least 1.
+    /// After this many; at least 1.
     Of(u32),
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u16,
     pub(crate) consumer_timeout: Duration,
     pub(crate) management: Option<Management>,
-    /// `None` where nobody said.
+    /// `None` where it is not configured.
     pub(crate) delivery_limit: Option<DeliveryLimit>,
     pub(crate) retry_queue: Option<ShortString>,
     /// The queues that must exist at the start beside the queue itself, the retry queue among them.
@@ -79,7 +79,7 @@ pub(crate) struct Settings {
 }
 
 impl AmqpOptions {
-    /// The [prefetch](Self::prefetch) unless told otherwise: the upper end of RabbitMQ's own advice, 100 to 300.
+    /// The default [prefetch](Self::prefetch): the upper end of RabbitMQ's own advice, 100 to 300.
     pub const PREFETCH: u16 = 300;
 
     /// How many bytes of payloads a subscription is handed before some are settled, whatever the
@@ -107,11 +107,11 @@ impl AmqpOptions {
 
     /// How many messages the broker delivers before some are settled, at most. Defaults to 300; from 1 to 65,535.
     ///
-    /// A subscription begins with one message, and has 8 and then all of them as soon as so many have shown how large they
-    /// are: together they stay within [`IN_HAND_BYTES`](Self::IN_HAND_BYTES) if none is larger than the largest of the last
-    /// 256 to 512. Where a larger one comes, another subscription with a smaller prefetch takes the place of this one, and
-    /// what is in this process beyond twice as many bytes, and was not handed over, goes back to the queue. So payloads take
-    /// 192 MiB at most. Unsettled messages of the subscription before come on top of the count.
+    /// A subscription begins with one message, and has 8 and then all of them once that many have shown how large they are:
+    /// together they stay within [`IN_HAND_BYTES`](Self::IN_HAND_BYTES) if none is larger than the largest of the last 256 to
+    /// 512. Where a larger one comes, another subscription with a smaller prefetch takes the place of this one, and messages
+    /// in this process beyond twice as many bytes that were not handed over go back to the queue. So payloads take 192 MiB at
+    /// most. Unsettled messages of the subscription before come on top of the count.
     #[must_use]
     pub fn prefetch(mut self, count: u16) -> Self {
         self.prefetch = count;
@@ -135,9 +135,9 @@ impl AmqpOptions {
         self
     }
 
-    /// The queue's delivery limit, where no [management URL](Self::management_url) tells it. Defaults to unknown: then
+    /// The queue's delivery limit, where no [management URL](Self::management_url) shows it. Defaults to unknown: then
     /// start-up warns, and one message at a time is in hand until some have gone well, because each crash counts against
-    /// all that are. So it is with a limit. A queue with a limit and no dead-letter exchange is refused where the
+    /// all that are. The same holds with a limit. A queue with a limit and no dead-letter exchange is refused where the
     /// management API shows it, unless this setting names the same limit; so is one whose limit is another than this.
     #[must_use]
     pub fn delivery_limit(mut self, limit: DeliveryLimit) -> Self {
@@ -146,9 +146,9 @@ impl AmqpOptions {
     }
 
     /// A queue for messages that must wait for longer than [`consumer_timeout`](Self::consumer_timeout) allows; defaults
-    /// to none, and they come back at once. It must exist, and its dead-letter exchange must bring what expires in it
-    /// back: `x-dead-letter-exchange` is `""`, and `x-dead-letter-routing-key` the name of the consumed queue. That is
-    /// checked where there is a [management URL](Self::management_url).
+    /// to none, and they come back at once. It must exist, and its dead-letter exchange must bring expired messages back:
+    /// `x-dead-letter-exchange` is `""`, and `x-dead-letter-routing-key` the name of the consumed queue. That is checked where
+    /// there is a [management URL](Self::management_url).
     #[must_use]
     pub fn retry_queue(mut self, name: impl Into<String>) -> Self {
         self.retry_queue = Some(name.into());
@@ -185,15 +185,15 @@ impl AmqpOptions {
         self
     }
 
-    /// By which operators tell connections and consumers apart in the broker's management. Defaults to `idem`; of 1 to 200
-    /// bytes. Connections that publish add what they publish.
+    /// The name of the connections and consumers in the broker's management. Defaults to `idem`; of 1 to 200 bytes.
+    /// Connections that publish append their purpose.
     #[must_use]
     pub fn connection_name(mut self, name: impl Into<String>) -> Self {
         self.connection_name = name.into();
         self
     }
 
-    /// The priority among the queue's consumers, `x-priority`: while those of the highest have room, nobody else is handed
+    /// The priority among the queue's consumers, `x-priority`: while those of the highest have room, the others get no
     /// messages, so a lower one is a standby. Defaults to none, which is 0. Not the priority of a message.
     #[must_use]
     pub fn consumer_priority(mut self, priority: i32) -> Self {

@@ -10,7 +10,7 @@ const IN_HAND_BYTES: usize = AmqpOptions::IN_HAND_BYTES;
 pub(crate) const UNSETTLED_BYTES_MAX: usize = 2 * IN_HAND_BYTES;
 
 /// The prefetch of each subscription at its beginning: nothing is known of its messages, and where the queue has a limit,
-/// what is in hand when a process dies counts against each message of it.
+/// the death of a process counts against each message in hand.
 const FIRST: u16 = 1;
 
 /// By how much it grows.
@@ -30,14 +30,14 @@ pub(crate) struct Prefetch {
     /// Whether a larger one is earned by messages that went well.
     is_careful: bool,
     now: u16,
-    /// Of this subscription: what is not settled, whether that was all it allows, and what went well since it began.
+    /// Of this subscription: the unsettled messages, whether they were all it allows, and the successes since it began.
     in_hand: u64,
     was_full: bool,
     acknowledged: u64,
     sizes: Sizes,
 }
 
-/// A prefetch that takes another subscription.
+/// A prefetch that needs a new subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
     /// A larger one.
@@ -66,7 +66,7 @@ impl Prefetch {
         self.is_careful = true;
     }
 
-    /// That of a subscription of which nothing is known.
+    /// The prefetch of a subscription about which nothing is known.
     pub(crate) fn first(&self) -> u16 {
         FIRST
     }
@@ -76,7 +76,7 @@ impl Prefetch {
         (self.now, self.in_hand, self.was_full, self.acknowledged) = (prefetch, 0, false, 0);
     }
 
-    /// A message with a payload of so many bytes is there.
+    /// A message with a payload of this many bytes has arrived.
     pub(crate) fn delivered(&mut self, bytes: usize) {
         self.in_hand += 1;
         self.was_full |= self.in_hand >= u64::from(self.now);
@@ -123,9 +123,9 @@ impl Prefetch {
         if self.is_careful { self.acknowledged >= u64::from(self.now) * EARNED_BY } else { self.was_full }
     }
 
-    /// Whether what is there has to wait until a larger prefetch has begun. A quorum queue takes back what is on its way to
-    /// a subscription that ends, and counts a delivery for it; where nothing is handed over, nothing is settled, and no more
-    /// is on its way.
+    /// Whether buffered messages have to wait until a larger prefetch has begun. A quorum queue takes back the messages on
+    /// their way to a subscription that ends, and counts a delivery for each; while nothing is handed over, nothing is
+    /// settled, and no more are on their way.
     pub(crate) fn holds_back(&self) -> bool {
         !self.is_careful && matches!(self.better(), Some(Better::More(_)))
     }

@@ -16,7 +16,7 @@ pub(crate) const AMONG_HEADERS: [&str; 4] = ["content-type", "content-encoding",
 
 type With = fn(BasicProperties, ShortString) -> BasicProperties;
 
-/// Everything that makes the message what it is, but its headers.
+/// All properties that belong to the message itself, but its headers.
 ///
 /// The user's id is left out: the broker refuses that of another user. So is the expiration, after which the broker would
 /// drop the copy, and the id of a cluster, which means nothing.
@@ -43,7 +43,7 @@ pub(crate) fn carried(from: &BasicProperties) -> BasicProperties {
         .fold(properties, |properties, (value, with)| with(properties, value))
 }
 
-/// The same of a message of which nothing more is known than what [`is_all_told`] says.
+/// The same of a message that lacks the broker's own properties, as in [`is_all_told`].
 pub(crate) fn told(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let since = message.sent_at().and_then(|at| at.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
@@ -66,7 +66,7 @@ pub(crate) fn told(message: &Message) -> BasicProperties {
         .fold(properties, |properties, (value, with)| with(properties, value))
 }
 
-/// Whether a [`Message`] says all that these properties do, so that they need not be kept beside it.
+/// Whether a [`Message`] holds all of these properties, so that they need not be kept beside it.
 pub(crate) fn is_all_told(properties: &BasicProperties) -> bool {
     let table = properties.headers().as_ref();
     let is_text = |(name, value): (&ShortString, &AMQPValue)| {
@@ -86,7 +86,7 @@ pub(crate) fn size(table: &FieldTable) -> usize {
     table.inner().iter().map(|(name, value)| 2 + name.as_str().len() + size_of_value(value)).sum::<usize>() + 4
 }
 
-/// How many bytes a value takes in a frame, about. Nothing is nested deeper than what was let in.
+/// How many bytes a value takes in a frame, about. No value is nested deeper than those let in.
 pub(crate) fn size_of_value(value: &AMQPValue) -> usize {
     match value {
         AMQPValue::LongString(text) => 4 + text.as_bytes().len(),

@@ -36,8 +36,8 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 /// A dead letter counts as published once the broker has confirmed it and has not returned it. It is the message that was
 /// delivered, so that it can be moved back: payload, properties, and headers with their types, beside which stand those of
 /// [`dead_letter::headers`]. `user_id` and `expiration` become the headers `idem-user-id` and `idem-expiration`, because
-/// the broker would refuse the one and drop the dead letter for the other; what it wrote itself, such as `x-death`, is left
-/// out. Headers of more than 120 kB do not fit: the largest are left to the row and named in `idem-left-out`.
+/// the broker would refuse the one and drop the dead letter for the other; the broker's own headers, such as `x-death`, are
+/// left out. Headers of more than 120 kB do not fit: the largest are left to the row and named in `idem-left-out`.
 ///
 /// An [`EventPublisher`] too, on a connection of its own: an event is persistent, its id is the `message_id`, its type the `type`,
 /// and its attributes as a [CloudEvent](Self::cloud_events) are headers that begin with `cloudEvents_`. It counts as published
@@ -83,8 +83,7 @@ impl Publisher for AmqpPublisher {
 }
 
 /// The message as it was, and why it was dead-lettered: properties and headers as the producer sent them, with their types, and
-/// idem's facts. Two properties go as headers, because the broker acts on them: it checks who the user is, and drops what
-/// expires.
+/// idem's facts. Two properties go as headers, because the broker acts on them: it checks the user, and drops expired messages.
 fn properties(dead_letter: &DeadLetter) -> BasicProperties {
     let message = &dead_letter.message;
     let original = message.original::<Original>().map(|original| &original.properties);

@@ -15,7 +15,8 @@ use crate::{
     properties::carried,
 };
 
-/// How long the broker may take to confirm. Settling waits for it, so it is short, and what is late is given back at once.
+/// How long the broker may take to confirm. Settling waits for it, so it is short, and a late message is given back at
+/// once.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 
 /// A message as it was delivered.
@@ -61,9 +62,9 @@ impl RetryQueue {
     }
 }
 
-/// Everything that makes the message what it is, and when it is to come back.
+/// All properties that belong to the message itself, and when it is to come back.
 ///
-/// What the broker wrote itself is left out. From
+/// The broker's own headers are left out. From
 /// `x-death` it would take the way back for a cycle, and drop the message; `CC` would send it to others once more.
 fn properties(from: &BasicProperties, content: &Content, after: Duration) -> BasicProperties {
     let mut table = FieldTable::default();

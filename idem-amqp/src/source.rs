@@ -56,7 +56,7 @@ impl Source for AmqpSource {
     type Handle = AmqpHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        // A quorum queue with a delivery limit drops what it has to take back too often.
+        // A quorum queue with a delivery limit drops messages that it has to take back too often.
         SourceCapabilities::minimal().marks_redelivery(true).pauses(true)
     }
 
@@ -148,7 +148,7 @@ impl Source for AmqpSource {
             && !running.task.is_finished()
             && timeout(deadline, &mut running.task).await.is_err()
         {
-            // Without the task the connection is dropped, and the broker takes back what was not settled.
+            // Without the task the connection is dropped, and the broker takes back unsettled messages.
             self.shared.gone.cancel();
             tracing::warn!(queue = self.settings.queue.as_str(), ?deadline, "the broker did not let go in time");
         }
@@ -159,8 +159,8 @@ impl Source for AmqpSource {
 /// How long a call waits in all, however many it settles.
 const ANSWERS: Duration = Duration::from_secs(60);
 
-/// Waits for all of them, for as long as one after the other is done: a call may settle thousands, and what of them was
-/// done is known where the rest hangs.
+/// Waits for all of them, for as long as one after the other is done: a call may settle thousands, and those that are done are
+/// known even if the rest hangs.
 async fn each(settlements: impl Iterator<Item = impl Future<Output = Settled>>) -> Vec<Settled> {
     let numbered = settlements.enumerate().map(async |(place, settle)| (place, settle.await));
     // Frames are queued in this order, and none waits for the one before it.
@@ -188,7 +188,7 @@ mod tests {
         Settled::Settled
     }
 
-    /// G50: a call of thousands took no longer than one answer may, and told nothing of those that were done.
+    /// G50: a call of thousands took no longer than one answer may, and reported none of those that were done.
     #[tokio::test(start_paused = true)]
     async fn g50_settling_many_takes_as_long_as_one_after_the_other_is_done() {
         let many = each((1..=1_000).map(|number| after(ANSWER / 100 * number))).await;

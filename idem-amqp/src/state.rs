@@ -1,4 +1,4 @@
-//! State of the task that owns the connection and of the worker's tasks: the buffer, the epoch, and what is to be announced.
+//! State of the task that owns the connection and of the worker's tasks: the buffer, the epoch, and pending announcements.
 
 use std::{
     collections::VecDeque,
@@ -42,7 +42,7 @@ type AmqpDelivery = Delivery<AmqpHandle>;
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Whether handles hold what a retry queue needs.
+    /// Whether handles hold the originals that a retry queue needs.
     keeps_originals: bool,
     /// There is something for `receive`.
     arrived: Notify,
@@ -66,7 +66,7 @@ struct State {
     epochs: u64,
     /// The channel of this epoch, unless it is over.
     channel: Option<Channel>,
-    /// Since when there is none, once there was one.
+    /// When the last channel was lost.
     lost_at: Option<Instant>,
     /// Delivered in this epoch, and not settled; and the bytes of their payloads.
     unsettled: usize,
@@ -90,7 +90,7 @@ pub(crate) enum Wish {
     Begin,
     /// It is to have this larger prefetch.
     More(u16),
-    /// It is to have this smaller one: messages are too large for so many of them.
+    /// It is to have this smaller one: messages are too large for the present one.
     Less(u16),
 }
 
@@ -112,7 +112,7 @@ impl Shared {
         (state.channel, state.lost_at) = (Some(channel), None);
     }
 
-    /// The channel is over: every handle of it is stale, and what it delivered comes back.
+    /// The channel is over: every handle of it is stale, and its deliveries come back.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         if state.channel.take().is_none() {
@@ -132,7 +132,7 @@ impl Shared {
         self.lock().lost_at.map(|at| at.elapsed())
     }
 
-    /// From now on a larger prefetch has to be earned, because the queue may drop what is delivered too often.
+    /// From now on a larger prefetch has to be earned, because the queue may drop messages that are delivered too often.
     pub(crate) fn be_careful(&self) {
         self.lock().prefetch.be_careful();
     }
@@ -164,7 +164,7 @@ impl Shared {
         self.lock().pauses
     }
 
-    /// A subscription begins. Answers how many deliveries of the one before are not settled.
+    /// A subscription begins. Returns how many deliveries of the one before are not settled.
     pub(crate) fn subscribed(&self, prefetch: u16) -> usize {
         let mut state = self.lock();
         state.subscriptions += 1;
@@ -185,7 +185,7 @@ impl Shared {
         }
     }
 
-    /// The channel has delivered a payload of so many bytes, which counts from now on. Answers how many are not settled.
+    /// The channel has delivered a payload of this many bytes, which counts from now on. Returns how many are not settled.
     pub(crate) fn note(&self, bytes: usize) -> usize {
         let mut state = self.lock();
         state.unsettled += 1;
@@ -194,26 +194,26 @@ impl Shared {
         state.unsettled
     }
 
-    /// Whether a payload of so many bytes may be kept where a smaller prefetch is to take effect. A single one may,
+    /// Whether a payload of this many bytes may be kept where a smaller prefetch is to take effect. A single one may,
     /// however large it is.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let state = self.lock();
         state.unsettled == 0 || state.unsettled_bytes.saturating_add(bytes) <= UNSETTLED_BYTES_MAX
     }
 
-    /// Whether messages are too large for so many of them.
+    /// Whether messages are too large for the present prefetch.
     pub(crate) fn wants_less(&self) -> bool {
         matches!(self.lock().prefetch.better(), Some(Better::Less(_)))
     }
 
-    /// Takes in what was noted.
+    /// Takes in the deliveries that were noted.
     pub(crate) fn deliver(&self, deliveries: impl Iterator<Item = lapin::message::Delivery>) {
         let (epoch, subscription) = {
             let state = self.lock();
             (state.epoch(), state.subscriptions)
         };
         for delivery in deliveries {
-            // A large payload takes its time, for which nobody who settles has to wait.
+            // Outside the lock, because a large payload takes time, and settlements must not wait for it.
             let delivery = self.message(delivery, epoch, subscription);
             self.lock().buffer.push_back(delivery);
         }
@@ -252,7 +252,7 @@ impl Shared {
         Delivery { message, attempt, redelivered, suspect, assignment: epoch, handle }
     }
 
-    /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
+    /// The next thing to hand over. Nothing is lost if the caller is dropped: whatever is taken is returned at once.
     pub(crate) async fn receive(&self, max: usize) -> Result<Received<AmqpHandle>, SourceError> {
         loop {
             if let Some(answer) = self.lock().next(max, self.stopping.is_cancelled()) {
@@ -276,7 +276,7 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// The tags of what was not handed over, which is to be given back.
+    /// The tags of the messages that were not handed over, which are to be given back.
     pub(crate) fn take_buffer(&self) -> Vec<u64> {
         let mut state = self.lock();
         let handles: Vec<_> = state.buffer.drain(..).map(|delivery| delivery.handle).collect();
@@ -289,7 +289,7 @@ impl Shared {
         self.lock().buffer.is_empty()
     }
 
-    /// The channel on which these may be settled, and which of them: those of its epoch.
+    /// The channel on which these may be settled, and those of its epoch.
     pub(crate) fn settling(&self, handles: &[(AmqpHandle, Settle)]) -> (Option<Channel>, Vec<bool>) {
         let mut state = self.lock();
         let epoch = state.channel.as_ref().filter(|channel| channel.status().connected()).map(|_| state.epoch());
@@ -310,7 +310,7 @@ impl State {
         Assignment(self.epochs)
     }
 
-    /// These are the broker's again, or nobody's.
+    /// These are the broker's again, or acknowledged.
     fn settled<'a>(&mut self, handles: impl IntoIterator<Item = &'a AmqpHandle>) {
         for handle in handles {
             self.unsettled = self.unsettled.saturating_sub(1);
@@ -354,7 +354,7 @@ impl State {
 }
 
 impl AmqpHandle {
-    /// Tells the channel. Done once it is written; the broker answers nothing.
+    /// Settles on the channel. Done once it is written; the broker does not answer.
     pub(crate) async fn settle(self, settle: Settle, channel: &Channel, retry: Option<&RetryQueue>) -> Settled {
         let sent = match settle {
             Settle::Acknowledge(_) | Settle::DeadLetter(_) => {

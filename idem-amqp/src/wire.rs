@@ -1,9 +1,9 @@
 //! [`Wire`]: a connection that is cut soon after it is dropped.
 //!
 //! The client library says goodbye when its connection is dropped, waits for the answer for as long as it takes, and goes on
-//! sending heartbeats meanwhile. To a broker that has lost an answer such a connection is alive: it keeps what was delivered on
-//! it, for nobody. The library has no call that cuts it. But all of a connection runs on one tokio runtime, with which its
-//! socket ends, so each has one of its own, of one thread.
+//! sending heartbeats meanwhile. To a broker that has lost an answer such a connection is alive: it keeps the messages
+//! delivered on it, which are never settled. The library has no call that cuts it. But all of a connection runs on one tokio
+//! runtime, with which its socket ends, so each has one of its own, of one thread.
 
 use std::{io, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::guard;
 /// How long the broker has for its answer once a connection is dropped.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A connection with what it runs on.
+/// A connection with its runtime.
 pub(crate) struct Wire {
     pub(crate) connection: Connection,
     // Dropped behind the connection.
@@ -46,7 +46,7 @@ struct Driver(Option<Runtime>);
 impl Drop for Driver {
     fn drop(&mut self) {
         let Some(runtime) = self.0.take() else { return };
-        // On itself, because the runtime of whoever drops this may end before.
+        // On itself, because the runtime of the task that drops this may end before.
         runtime.handle().clone().spawn(async move {
             tokio::time::sleep(GOODBYE).await;
             runtime.shutdown_background();

@@ -30,7 +30,7 @@ pub(crate) fn start_log(is_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether somebody reads the lines.
+/// Whether the log takes the lines.
 pub(crate) fn is_heard() -> bool {
     tracing::enabled!(target: AUDIT, Level::INFO)
 }

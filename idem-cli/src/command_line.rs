@@ -18,7 +18,7 @@ use crate::{
     spans,
 };
 
-/// What an operator does with idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
+/// The operator's commands for idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
 ///
 /// Exit status: 0 done, 1 doctor found something, 2 refused or not confirmed, 3 the database could not be reached, 70 a
 /// bug of idem's.
@@ -47,13 +47,13 @@ pub(crate) struct Target {
     #[arg(long, global = true, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
     pub(crate) schema: SchemaName,
 
-    /// Who the audit trail says it was, beside the login of the database
+    /// The operator's name in the audit trail, beside the login of the database
     #[arg(long, global = true, env = "IDEM_OPERATOR", value_name = "NAME", default_value_t = operator(), value_parser = by)]
     pub(crate) by: String,
 }
 
 impl Command {
-    /// What it is called.
+    /// The command's name.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::New(_) => "new",
@@ -105,7 +105,7 @@ fn operator() -> String {
     std::env::var("USER").ok().filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "operator".to_owned())
 }
 
-/// A line of the trail by nobody would tell nothing.
+/// A line of the trail without a name would be useless.
 fn by(text: &str) -> Result<String, String> {
     if text.trim().is_empty() { Err("it must name somebody".to_owned()) } else { Ok(text.to_owned()) }
 }
@@ -138,28 +138,28 @@ pub(crate) enum Command {
     /// See, pause, resume, rename and rebind consumers
     #[command(subcommand)]
     Consumers(Consumers),
-    /// All that is known of a key, and what would become of a redelivery; the audit trail notes that you have read it
+    /// All that is known of a key, and the outcome of a redelivery; the audit trail notes that you have read it
     Show(Show),
     /// Remove the records of keys, so that their messages take effect once more when they come again
     Forget(Forget),
-    /// See what was forgotten, and take it back
+    /// List forgotten keys, and take them back
     #[command(subcommand)]
     Forgotten(Forgotten),
-    /// Blank what idem keeps of a key: its text, payloads, headers, errors; redeliveries are still skipped
+    /// Blank everything that idem keeps of a key: its text, payloads, headers, errors; redeliveries are still skipped
     Erase(Erase),
-    /// Bring the rows of a hand-written table over, so that what it knows is a duplicate
+    /// Bring the rows of a hand-written table over, so that its keys are duplicates
     Import(Import),
     /// See, replay and drop messages that were set aside
     #[command(subcommand)]
     DeadLetters(DeadLetters),
-    /// See what waits to be sent, send or skip what failed, and stop the sending to a destination
+    /// List waiting events, send or skip failed ones, and stop the sending to a destination
     #[command(subcommand)]
     Outbox(Outbox),
-    /// Remove what has expired
+    /// Remove expired rows
     Cleanup(Clean),
-    /// What there is, by consumer; counts every record
+    /// The numbers of rows, by consumer; counts every record
     Stats,
-    /// Look for what is wrong with database, schema and consumers, and say the cure of each
+    /// Look for problems of database, schema and consumers, each with its cure
     Doctor(Doctor),
     /// Starts of workers, the newest first
     Workers(Limit),
@@ -168,7 +168,7 @@ pub(crate) enum Command {
     Retention(Retention),
     /// Keys that keep failing, and sessions that wait
     Stuck(Limit),
-    /// As `consumers pause`, for who looks for it here
+    /// As `consumers pause`, for those who look for it here
     #[command(hide = true)]
     Pause(Because),
     /// As `consumers resume`
@@ -207,7 +207,7 @@ pub(crate) enum Migrate {
     Down(Yes),
     /// Which migrations were applied, and which are to come
     Status,
-    /// Print the migrations as one script, for who runs them by hand
+    /// Print the migrations as one script, to run by hand
     Print {
         /// Print the script that makes the roles and grants their rights instead
         #[arg(long)]
@@ -217,7 +217,7 @@ pub(crate) enum Migrate {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Consumers {
-    /// Consumers, their state, what they are bound to, and about how many records they have
+    /// Consumers, their state and bindings, and about how many records they have
     List,
     /// Stop intake; running workers obey within seconds
     Pause(Because),
@@ -248,7 +248,7 @@ pub(crate) enum Consumers {
 pub(crate) struct Because {
     /// The consumer
     pub(crate) consumer: String,
-    /// Why, for those who come after you
+    /// The reason, for later operators
     #[arg(long, value_name = "WHY", value_parser = why)]
     pub(crate) reason: String,
 }
@@ -262,7 +262,7 @@ pub(crate) struct Show {
     /// Of this consumer only
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: Option<String>,
-    /// Also what the operation answered, which is noted in the audit trail
+    /// Also the operation's answer, which is noted in the audit trail
     #[arg(long)]
     pub(crate) result: bool,
 }
@@ -283,16 +283,16 @@ pub(crate) struct Forget {
     /// Keys of this file, one a line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "to", "run", "release"])]
     pub(crate) keys: Option<PathBuf>,
-    /// What was processed from this time on, such as 2026-11-21T20:00:00Z
+    /// Keys processed from this time on, such as 2026-11-21T20:00:00Z
     #[arg(long, value_name = "TIME", conflicts_with = "key")]
     pub(crate) from: Option<String>,
-    /// What was processed before this time
+    /// Keys processed before this time
     #[arg(long, value_name = "TIME", conflicts_with = "key")]
     pub(crate) to: Option<String>,
-    /// What this run of a worker processed; `idem workers` lists them
+    /// Keys that this run of a worker processed; `idem workers` lists the runs
     #[arg(long, value_name = "ID", conflicts_with = "key")]
     pub(crate) run: Option<i64>,
-    /// What workers of this version processed
+    /// Keys that workers of this version processed
     #[arg(long = "version", value_name = "VERSION", conflicts_with = "key")]
     pub(crate) release: Option<String>,
     /// Only say how many records there are
@@ -304,11 +304,11 @@ pub(crate) struct Forget {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Forgotten {
-    /// What can still be taken back, the newest first
+    /// The keys that can still be taken back, the newest first
     List(Limit),
     /// Make these keys records again, except where their messages have run again meanwhile
     Restore {
-        /// The number that forgetting answered with
+        /// The number in the answer of `forget`
         batch: i64,
         #[command(flatten)]
         yes: Yes,
@@ -342,7 +342,7 @@ pub(crate) struct Import {
     /// Its tenant [default: none]
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub(crate) tenant: String,
-    /// What the consumer is called in the table [default: as here]
+    /// The consumer's name in the table [default: as here]
     #[arg(long, value_name = "NAME", requires = "consumer_column")]
     pub(crate) named: Option<String>,
     /// The column with the consumer's name; without it, every row is taken
@@ -381,7 +381,7 @@ pub(crate) enum DeadLetters {
         #[arg(long)]
         payload: bool,
     },
-    /// What failed alike, the largest group first: list, replay and drop take a group with --group
+    /// Dead letters that failed alike, the largest group first: list, replay and drop take a group with --group
     Groups(Groups),
     /// Have running workers of the consumer handle them again
     Replay(Replay),
@@ -439,7 +439,7 @@ pub(crate) struct Replay {
     /// Replay it with the payload in this file: for a malformed one
     #[arg(long, value_name = "FILE")]
     pub(crate) payload: Option<PathBuf>,
-    /// Replay malformed ones as they are, because the handler was mended
+    /// Replay malformed ones as they are, because the handler was fixed
     #[arg(long, conflicts_with = "payload")]
     pub(crate) unchanged: bool,
     /// Only say how many there are
@@ -495,7 +495,7 @@ pub(crate) struct Clean {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Retention {
-    /// Rewrite until when a consumer's records are kept; workers give new ones what --retention says
+    /// Rewrite until when a consumer's records are kept; workers give new ones their --retention
     Set {
         /// The consumer
         consumer: String,

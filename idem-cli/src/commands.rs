@@ -28,7 +28,7 @@ use crate::{
     sqlite,
 };
 
-/// Does what the command line says.
+/// Runs the command.
 pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
     let target = &line.target;
     let needs_database = !matches!(line.command, Command::Completions { .. } | Command::New(_));

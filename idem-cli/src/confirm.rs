@@ -4,7 +4,7 @@ use std::io::{self, BufRead as _, IsTerminal as _};
 
 use crate::exit::Failure;
 
-/// Asks on the terminal. Where there is none, as in a script, only `--yes` will do.
+/// Asks on the terminal. Without one, as in a script, only `--yes` will do.
 pub(crate) fn confirm(what: &str, is_yes: bool) -> Result<(), Failure> {
     if is_yes {
         return Ok(());

@@ -27,8 +27,8 @@ const LIMITS: UnitLimits = UnitLimits {
 /// How long a look whether a key is held waits for it.
 const PROBE: UnitLimits = UnitLimits { lock: Duration::from_millis(200), ..LIMITS };
 
-/// What the transaction has written into the audit trail. Such a row has the beginning of its transaction as its time, by
-/// which there is an index.
+/// The transaction's lines in the audit trail. Such a row has the beginning of its transaction as its time, by which there is
+/// an index.
 const WRITTEN: &str = "\
 SELECT a.who, a.action, c.name AS consumer, a.idempotency_key AS key, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
@@ -56,7 +56,7 @@ pub(crate) struct Database {
     pub(crate) by: String,
 }
 
-/// The store, for what it does itself: migrations, verification, cleanup.
+/// The store, for its own operations: migrations, verification, cleanup.
 pub(crate) fn store(target: &Target) -> Result<PostgresStore, Failure> {
     Ok(PostgresOptions::parse(url(target)?)?.schema(target.schema.clone()).application_name("idem command").build()?)
 }
@@ -72,7 +72,7 @@ fn url(target: &Target) -> Result<&str, Failure> {
 
 impl Database {
     pub(crate) async fn open(target: &Target) -> Result<Self, Failure> {
-        // The store says what is wrong with a URL without repeating it.
+        // The store reports an error in a URL without repeating it.
         let text = url(target)?;
         store(target)?;
         let options: PgConnectOptions = text.parse().map_err(|_| Failure::refused("--database-url cannot be read"))?;
@@ -128,13 +128,13 @@ impl Database {
         Ok(table)
     }
 
-    /// The number that a statement answers which writes what it does into the audit trail.
+    /// The number that a statement returns which notes its changes in the audit trail.
     pub(crate) async fn act(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
         let [number] = self.act_numbers(statement, binds).await?;
         Ok(number)
     }
 
-    /// The same with several numbers. What was written into the trail is logged once it is committed.
+    /// The same with several numbers. The lines of the trail are logged once they are committed.
     pub(crate) async fn act_numbers<const N: usize>(
         &mut self,
         statement: &str,
@@ -152,13 +152,13 @@ impl Database {
         first_row(&rows)
     }
 
-    /// The number that a statement answers.
+    /// The number that a statement returns.
     pub(crate) async fn number(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
         let [number] = self.numbers(statement, binds).await?;
         Ok(number)
     }
 
-    /// The numbers in the one row that a statement answers; zeros where there is none.
+    /// The numbers in the one row that a statement returns; zeros without a row.
     pub(crate) async fn numbers<const N: usize>(
         &mut self,
         statement: &str,
@@ -167,7 +167,7 @@ impl Database {
         first_row(&self.rows(statement, binds).await?)
     }
 
-    /// What a statement answers that goes through a table slice by slice: a number, and where it stopped.
+    /// The result of a statement that goes through a table slice by slice: a number, and where it stopped.
     pub(crate) async fn slice(
         &mut self,
         statement: &str,
@@ -177,8 +177,8 @@ impl Database {
         rows.first().map_or(Ok((0, None)), |row| Ok((row.try_get(0)?, row.try_get(1)?)))
     }
 
-    /// Whether somebody holds a key that this statement claims. What it writes is taken back, so who claims the key meanwhile
-    /// waits for no longer than this takes. `None` where the login may not ask so.
+    /// Whether another session holds a key that this statement claims. It is rolled back, so a session that claims the key
+    /// meanwhile waits for no longer than this takes. `None` if the login lacks the right to ask.
     pub(crate) async fn is_held(&mut self, claim: &str, binds: &[Bind<'_>]) -> Result<Option<bool>, Failure> {
         sqlx::raw_sql(AssertSqlSafe(begin_unit(PROBE, None))).execute(&mut self.connection).await?;
         let text = Dialect::Postgres.render(claim, &self.schema);

@@ -33,7 +33,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command did not do what it was told.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -49,7 +49,7 @@ impl Failure {
         Self::new(Exit::Refused, text)
     }
 
-    /// The same after what it kept from being done.
+    /// The same after its consequence.
     pub(crate) fn so(mut self, consequence: &str) -> Self {
         self.text = format!("{consequence}: {}", self.text);
         self
@@ -64,7 +64,7 @@ impl Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        // A command neither waits nor tries again, and what the database answered has words of its own.
+        // A command neither waits nor tries again, and the database's answer has words of its own.
         if let StoreError::Unavailable { doing, source } = error {
             return match source.downcast::<sqlx::Error>() {
                 Ok(error) => (*error).into(),
@@ -91,7 +91,7 @@ impl From<MigrateError> for Failure {
 }
 
 /// The server's words are part of it: the down migration says why it refuses and what to do, and a migration holds no
-/// value of anybody's.
+/// user's value.
 fn migration_error(error: &MigrateError) -> String {
     let words = chain(error).filter_map(|link| link.downcast_ref::<sqlx::Error>()).find_map(|error| {
         let error = error.as_database_error()?;
@@ -123,7 +123,7 @@ impl From<sqlx::Error> for Failure {
     }
 }
 
-/// What SQLite answered. Its codes are no SQLSTATEs.
+/// SQLite's error. Its codes are not SQLSTATEs.
 fn of_a_file(error: &sqlx::Error) -> Option<Failure> {
     let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?.into_owned();
     // The low byte is the kind, the rest of the number says more of it.
@@ -131,7 +131,7 @@ fn of_a_file(error: &sqlx::Error) -> Option<Failure> {
         Ok(1) => "idem's tables are not in this file: check the file and --schema, or run `idem migrate up`".to_owned(),
         Ok(8) => "this login may not write to the file".to_owned(),
         Ok(14) => "the file of --database-url does not exist, or this login may not open it".to_owned(),
-        Ok(26) => "the file of --database-url is none of SQLite's".to_owned(),
+        Ok(26) => "the file of --database-url is not a SQLite database".to_owned(),
         _ => SqliteStore::describe(error).unwrap_or_else(|| describe(error)),
     };
     Some(Failure::refused(text))
@@ -142,7 +142,7 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     store::describe::<PostgresStore>(error)
 }
 
-/// Blanks what stands between `://` and `@`: a URL that was given in a wrong place is quoted by whoever refuses it.
+/// Blanks the text between `://` and `@`: a URL that was given in a wrong place is quoted in its refusal.
 fn without_passwords(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;

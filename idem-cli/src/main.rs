@@ -1,4 +1,4 @@
-//! The command `idem`: what an operator does with records, consumers, dead letters and the schema.
+//! The command `idem`, for an operator of records, consumers, dead letters and the schema.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what a command does")]
 

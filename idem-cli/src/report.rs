@@ -81,7 +81,7 @@ impl Table {
         &self.0
     }
 
-    /// The first rows, at most so many.
+    /// The first rows, at most this many.
     pub(crate) fn first(mut self, max: usize) -> Self {
         self.0.truncate(max);
         self
@@ -101,7 +101,7 @@ impl Table {
         Value::Array(self.0.into_iter().map(|row| Value::Object(row.0.into_iter().collect())).collect())
     }
 
-    /// One line a value, for what is looked at one by one and has more columns than a terminal. Rows stand apart.
+    /// One line a value, for rows that are read one by one and have more columns than a terminal. Rows stand apart.
     fn values(&self) -> Vec<String> {
         let name_of = |name: &str| name.replace('_', " ");
         let width = self.0.iter().flat_map(|row| &row.0).map(|(name, _)| name.chars().count()).max().unwrap_or(0);
@@ -128,7 +128,7 @@ impl Table {
 }
 
 /// A value in one line. Characters that would steer a terminal, break the line or turn the order of its letters are escaped (S5).
-/// Nobody reads the microseconds of a time, which JSON has.
+/// The microseconds of a time are left to JSON.
 fn shown(name: &str, value: &Value) -> String {
     match value {
         Value::String(text) if name == "at" || name.ends_with("_at") => printable(&whole_seconds(text)),
@@ -140,7 +140,7 @@ fn shown(name: &str, value: &Value) -> String {
     }
 }
 
-/// `2026-11-24T21:37:20.123456+00:00` without what stands behind the point.
+/// `2026-11-24T21:37:20.123456+00:00` without its fraction.
 fn whole_seconds(time: &str) -> String {
     let Some((seconds, fraction)) = time.split_once('.') else { return time.to_owned() };
     format!("{seconds}{}", fraction.trim_start_matches(|c: char| c.is_ascii_digit()))
@@ -166,7 +166,7 @@ enum Shape {
     ValuePerLine,
 }
 
-/// What a command answers.
+/// The answer of a command.
 #[derive(Debug)]
 pub(crate) struct Report {
     exit: Exit,
@@ -210,7 +210,7 @@ impl Report {
         self
     }
 
-    /// Prints it. A reader that went away, such as `head`, has read what it wants.
+    /// Prints it. A reader that has closed the pipe, such as `head`, has read enough.
     pub(crate) fn print(self, is_json: bool) -> Exit {
         let exit = self.exit;
         let lines = if is_json { vec![self.json()] } else { self.lines() };

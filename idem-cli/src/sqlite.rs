@@ -1,4 +1,4 @@
-//! The commands on a file of SQLite's; what makes no sense there is refused by name.
+//! The commands on a SQLite file; those that make no sense there are refused by name.
 
 mod consumers;
 mod dead_letters;

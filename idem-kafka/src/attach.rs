@@ -27,7 +27,7 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 /// How long the brokers may take to answer at all: connections, TLS and a login are in it.
 const REACHED: Duration = Duration::from_secs(10);
 
-/// How long each of the questions within it may take, and what is reported meanwhile is listened to after each.
+/// How long each request within it may take. Reports are read after each.
 const ASKED: Duration = Duration::from_secs(1);
 const LISTENED: Duration = Duration::from_millis(100);
 /// How long a topic may be unknown to the broker that is asked, once another has made it.
@@ -71,7 +71,7 @@ fn warn_of_plaintext(attached: &mut Attached, options: &KafkaOptions) {
     attached.warn_of_plaintext(hosts, "set security.protocol=ssl or sasl_ssl");
 }
 
-/// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that lets nobody in.
+/// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that rejects our login.
 fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Result<Vec<i32>, SourceError> {
     let until = Instant::now() + REACHED;
     if options.tokens.is_some() {
@@ -84,8 +84,8 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
             Ok(metadata) if Instant::now() < known && is_unknown(&metadata) => drop(consumer.poll(LISTENED)),
             Ok(metadata) => break metadata,
             Err(error) => {
-                // There is no subscription, so this only serves what was reported meanwhile. A poll that does not wait ends
-                // after each line for the log, and the reason for which nobody is let in stands behind several.
+                // There is no subscription, so this only serves reports. A poll that does not wait ends after each log line,
+                // and the reason for a rejected login follows several of them.
                 let listened = Instant::now() + LISTENED;
                 while consumer.context().not_let_in().is_none() && Instant::now() < listened {
                     drop(consumer.poll(LISTENED));
@@ -181,8 +181,8 @@ pub(crate) fn ends_within(
     answers.elements().iter().map(end).collect()
 }
 
-/// A group without committed offsets gets its start committed for every partition, before anybody joins: whoever
-/// joins first, and whenever the first crash is, all members start from the same place.
+/// A group without committed offsets gets its start committed for every partition before any member joins: all members start
+/// from the same place, whichever joins first and whenever the first crash is.
 fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<(), SourceError> {
     let mut rounds = 0;
     loop {
@@ -242,7 +242,7 @@ async fn topic_config(options: &KafkaOptions) -> Result<TopicConfig, String> {
         )
     };
     if options.tokens.is_some() {
-        // rdkafka serves the queue in which an administrative client asks for its token to nobody.
+        // rdkafka never serves the queue in which an administrative client asks for its token.
         return Err(unknown("a client that logs in by token cannot ask for it"));
     }
     let admin: AdminClient<DefaultClientContext> =

@@ -1,8 +1,8 @@
 //! Positions on their way to the group.
 //!
-//! rdkafka 0.39 never tells what became of an asynchronous commit (it registers no callback for those), and a synchronous
-//! one waits without a limit. So a position counts as committed once it was read back, and is sent until then. A commit
-//! that fails is no error: what was handled is recorded, and comes back as a duplicate at worst (E9).
+//! rdkafka 0.39 never reports the result of an asynchronous commit (it registers no callback for those), and a synchronous
+//! one waits without a limit. So a position counts as committed once it was read back, and is sent until then. A failed commit
+//! is no error: handled messages are recorded, and come back as duplicates at worst (E9).
 
 use rdkafka::{
     Offset, TopicPartitionList,
@@ -29,7 +29,7 @@ const LAST_COMMIT: Duration = Duration::from_secs(5);
 /// the one to join.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// How often it is told that the group takes no position.
+/// How often it is reported that the group takes no position.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
 
 /// How long to leave a coordinator alone that did not answer.
@@ -42,7 +42,7 @@ pub(crate) struct Commits {
     patience: Duration,
     /// Since when there are positions to commit of which none was taken.
     untaken: Option<Instant>,
-    /// After which time that is told.
+    /// How long the group may take no position before that is reported.
     told_after: Duration,
     told: Option<Instant>,
     /// Callers that wait until the group has every position.
@@ -54,7 +54,7 @@ impl Commits {
         Self { patience: GLANCE, untaken: None, told_after, told: None, flushes: Vec::new() }
     }
 
-    /// Whether somebody waits for a commit.
+    /// Whether a caller waits for a commit.
     pub(crate) fn is_awaited(&self) -> bool {
         !self.flushes.is_empty()
     }
@@ -73,7 +73,7 @@ impl Commits {
         (self.untaken, self.told) = (None, None);
     }
 
-    /// None was taken yet. For how long that is so, where somebody is to hear of it.
+    /// The group took no position. Answers for how long, if that is to be reported.
     fn not_taken(&mut self, now: Instant) -> Option<Duration> {
         let silent = now - *self.untaken.get_or_insert(now);
         let is_due = silent >= self.told_after && self.told.is_none_or(|told| now - told >= TOLD_EVERY);
@@ -137,7 +137,7 @@ impl Poller {
             }
             if Instant::now() >= until {
                 let error = taken.err().map(|error| said(&error)).unwrap_or_default();
-                tracing::warn!(error, "the last positions were not taken; what they cover comes back as duplicates");
+                tracing::warn!(error, "the last positions were not taken; their messages come back as duplicates");
                 return;
             }
             self.poll(ATTENTION);
@@ -198,7 +198,7 @@ impl Poller {
     /// Behind the last record of a partition there may be markers of transactions and records of aborted ones. A position in
     /// front of them would never reach the end, and would be out of range once they have expired (E22).
     fn pass_what_is_not_delivered(&self) {
-        // Asked of this client alone. Where it does not know, the next look will tell.
+        // Asked of this client alone. Where it does not know, the next look will show.
         let Ok(positions) = self.consumer.position() else { return };
         for element in positions.elements() {
             if let Some(offset) = known(&element) {

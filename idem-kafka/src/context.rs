@@ -37,7 +37,7 @@ pub(crate) enum Step {
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     log: Log,
-    /// The consumer is being dropped, and nobody looks at what is noted any more.
+    /// The consumer is being dropped, and its notes are not read any more.
     closing: AtomicBool,
     noted: Mutex<Noted>,
 }
@@ -148,7 +148,7 @@ pub(crate) fn answer_assign(consumer: &BaseConsumer<Context>, list: &TopicPartit
     }
 }
 
-/// Lets go of what is revoked.
+/// Lets go of the revoked partitions.
 pub(crate) fn answer_revoke(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
     match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
@@ -186,7 +186,7 @@ impl ClientContext for Log {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // Most mend themselves; what a person must act on comes as an answer as well.
+        // Most pass by themselves; those that a person must act on come as an answer as well.
         tracing::debug!(error = said(&error), reason, "the Kafka client reports an error");
     }
 }

@@ -1,4 +1,4 @@
-//! [`KafkaPublisher`] as what brings events to a topic.
+//! [`KafkaPublisher`] as the publisher of events to a topic.
 
 use std::{sync::PoisonError, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     publisher::{KafkaPublisher, producer_with},
 };
 
-/// How long a record may wait for its confirmation: less than a relay waits for the publisher, so that it learns of each
-/// event what became of it.
+/// How long a record may wait for its confirmation: less than a relay waits for the publisher, so that it learns the
+/// result of each event.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(7);
 
 /// How long a record waits for company in its batch. They are handed over all at once.

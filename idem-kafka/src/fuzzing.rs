@@ -1,4 +1,4 @@
-//! A door for the properties that must hold of any input.
+//! An entry point for the properties of any input.
 
 use idem_core::Message;
 use rdkafka::{

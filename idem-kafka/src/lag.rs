@@ -7,14 +7,14 @@ use tokio::time::{Duration, Instant};
 
 use crate::{attach, context::Context, options::Reset, state::Shared};
 
-/// How often the brokers are asked where partitions end. What was last delivered would not do: a worker that is paused fetches nothing,
-/// and is the one that is behind.
+/// How often the brokers are asked where partitions end. The ends known from the last fetch would not do: a paused worker
+/// fetches nothing, and it is the one that is behind.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// How long their answer is waited for. Nothing is polled meanwhile.
 const WAITS: Duration = Duration::from_millis(300);
 
-/// Asks for the ends of what is held, now and then.
+/// Asks for the ends of the held partitions, now and then.
 #[derive(Debug)]
 pub(crate) struct Ends {
     ask_at: Instant,
@@ -25,7 +25,7 @@ impl Ends {
         Self { ask_at: Instant::now() }
     }
 
-    /// Asks where that is due. Where no answer comes, what was heard before stays.
+    /// Asks if that is due. Without an answer, the last known ends stay.
     pub(crate) fn ask(&mut self, consumer: &BaseConsumer<Context>, topic: &str, shared: &Shared) {
         let partitions = shared.partitions();
         if Instant::now() < self.ask_at || partitions.is_empty() || shared.unreachable_for().is_some() {

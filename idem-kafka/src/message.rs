@@ -17,9 +17,9 @@ pub(crate) fn message(record: &impl Record, lane_by: LaneBy) -> Message {
         Some(payload) => Message::new(Bytes::copy_from_slice(payload)),
         None => Message::tombstone(),
     };
-    // An offset is used again when a topic is created again, and a time-stamp tells the two records apart. The origin itself
-    // stays `topic/partition/offset`, which the workers' contract says; an id that begins with it takes its place wherever no
-    // key stands: in the identity of dead letters and in derived keys. Pinned by `a45_…` in tests/it/records.rs.
+    // An offset is used again when a topic is created again, and the time-stamp distinguishes the two records. The origin
+    // itself stays `topic/partition/offset`, which the workers' contract says; an id that begins with it takes its place
+    // wherever no key stands: in the identity of dead letters and in derived keys. Pinned by `a45_…` in tests/it/records.rs.
     message = message.with_id(&match record.timestamp().to_millis() {
         Some(time) => format!("{origin}@{time}"),
         None => origin.clone(),
@@ -54,7 +54,7 @@ fn sent_at(timestamp: Timestamp) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis))
 }
 
-/// The headers up to the first whose name is not UTF-8; the rest cannot be told from what the key source looks for.
+/// The headers up to the first whose name is not UTF-8; any of the others could be the one that the key source looks for.
 fn headers(record: &impl Record) -> (Headers, Option<&'static str>) {
     let Some(theirs) = record.headers() else { return (Headers::default(), None) };
     let mut headers = Headers::with_capacity(theirs.count());

@@ -19,7 +19,7 @@ use crate::tokens::{Token, TokenSource};
 /// How long a signed URL is valid: as long as AWS takes one for.
 const VALID_FOR: Duration = Duration::from_secs(900);
 
-/// Logs in to Amazon MSK, provisioned or serverless, as whoever the credentials belong to; a source for
+/// Logs in to Amazon MSK, provisioned or serverless, as the owner of the credentials; a source for
 /// [`KafkaOptions::tokens`](crate::KafkaOptions::tokens). The brokers are those of the cluster's IAM endpoints, on port 9098.
 ///
 /// The principal needs `kafka-cluster:Connect` on the cluster, `DescribeTopic` and `ReadData` on the topic, `DescribeGroup` and

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 /// The offsets delivered under one assignment that are not finished, and where delivery goes on.
 ///
 /// The gaps that compaction, aborted transactions and their markers leave are never waited for, and those behind the last
-/// record are passed once the client library says that it has. What is kept is what is unfinished, however far the rest runs ahead of it.
+/// record are passed once the client library says that it has. Only unfinished offsets are kept, however far the rest runs
+/// ahead of them.
 #[derive(Debug)]
 pub(crate) struct Offsets {
     /// Where delivery goes on.
     next: i64,
     unfinished: BTreeMap<i64, Hold>,
     in_hand: usize,
-    /// The last offset that is finished; what stands before it and is not would bring it back.
+    /// The last offset that is finished; an unfinished one before it would bring it back.
     finished_to: Option<i64>,
 }
 
@@ -21,7 +22,7 @@ pub(crate) struct Offsets {
 enum Hold {
     /// The worker, or the buffer in front of it.
     InHand,
-    /// Nobody: it comes back under another assignment, and holds the position until then.
+    /// Not in hand: it comes back under another assignment, and holds the position until then.
     Released,
 }
 

@@ -12,7 +12,7 @@ use crate::{source::KafkaSource, tokens::TokenSource};
 pub enum Reset {
     /// At the first record that the topic still has.
     Earliest,
-    /// Behind the last record there is; everything before is never handled.
+    /// Behind the last record; earlier ones are never handled.
     Latest,
 }
 
@@ -59,7 +59,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("fetch.queue.backoff.ms", "5"),
 ];
 
-/// librdkafka's name for what Kafka calls `max.partition.fetch.bytes`, which it takes too.
+/// librdkafka's name for Kafka's `max.partition.fetch.bytes`, which it takes too.
 const PARTITION_BYTES: &str = "fetch.message.max.bytes";
 
 /// Settings that are decided, with the value they have and why [`KafkaOptions::set`] refuses them.
@@ -70,7 +70,7 @@ const DECIDED: [(&str, &str, &str); 10] = [
     ("isolation.level", "read_committed", "records of aborted transactions must have no effect"),
     ("enable.partition.eof", "true", "idem needs the ends of partitions to know whether it is idle"),
     ("allow.auto.create.topics", "false", "idem never creates topics"),
-    // librdkafka 2.12 stalls for minutes and loses commits under the new protocol, which 2.15 mends.
+    // librdkafka 2.12 stalls for minutes and loses commits under the new protocol; 2.15 fixes that.
     ("group.protocol", "classic", "the client library that is built in loses commits under the newer protocol"),
     ("statistics.interval.ms", "0", "nothing reads librdkafka's statistics: idem has metrics of its own"),
     ("auto.commit.enable", "", "only what was handled may be committed: idem commits positions itself"),
@@ -80,7 +80,7 @@ const DECIDED: [(&str, &str, &str); 10] = [
 /// Settings that the arguments of [`KafkaOptions::new`] hold.
 const ARGUMENTS: [&str; 3] = ["bootstrap.servers", "metadata.broker.list", "group.id"];
 
-/// How the names of those settings begin that say how to reach the brokers; producers get them too.
+/// The prefixes of the settings that say how to reach the brokers; producers get them too.
 const CONNECTION: [&str; 13] = [
     "security.",
     "ssl.",
@@ -100,8 +100,8 @@ const CONNECTION: [&str; 13] = [
 /// Settings that only producers know. The consumer does not get them, because librdkafka would warn of each.
 const PRODUCER: [&str; 1] = ["compression."];
 
-/// Those that only producers know and that idem decides, so that to accept them would be to ignore them; the publisher of
-/// dead letters waits for each confirmation. All of them stand in librdkafka's `CONFIGURATION.md`, marked with a P.
+/// Producers' settings that idem decides, so that accepting them would mean ignoring them; the publisher of dead letters
+/// waits for each confirmation. All of them stand in librdkafka's `CONFIGURATION.md`, marked with a P.
 const OF_PRODUCERS: [&str; 27] = [
     "acks",
     "batch.num.messages",
@@ -133,9 +133,9 @@ const OF_PRODUCERS: [&str; 27] = [
 ];
 
 /// A publisher's settings unless [`KafkaOptions::set`] says otherwise. Dead letters were consumed as they are, so they are
-/// compressed as most records are, and the broker decides what is too large, rather than librdkafka by the size before
+/// compressed as most records are, and the broker decides which are too large, rather than librdkafka by the size before
 /// compression. A broker closes the connection of a request of more than 100 MiB (`socket.request.max.bytes`) without an
-/// answer, so what would be larger is refused here.
+/// answer, so larger ones are refused here.
 const PUBLISHER_DEFAULTS: [(&str, &str); 2] = [("compression.type", "lz4"), ("message.max.bytes", "100000000")];
 
 const TOPIC_RULE: &str = "it must have 1 to 249 letters, digits, dots, hyphens or underscores";
@@ -265,7 +265,7 @@ impl KafkaOptions {
                 continue;
             }
             if name == "max.partition.fetch.bytes" {
-                // Two names of one setting, of which nobody knows which is taken last.
+                // Two names of one setting; which of them wins is undefined.
                 config.remove(PARTITION_BYTES);
             }
             config.set(name, value);
@@ -278,7 +278,7 @@ impl KafkaOptions {
         config
     }
 
-    /// Whether what goes to the brokers can be read on the way.
+    /// Whether the traffic to the brokers is unencrypted.
     pub(crate) fn is_in_plaintext(&self) -> bool {
         let config = self.connection_config();
         let protocol = config.get("security.protocol").unwrap_or("plaintext");

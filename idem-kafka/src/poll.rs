@@ -93,7 +93,7 @@ pub(crate) fn run(
     drop(guard);
 }
 
-/// However the thread ends, nobody waits for it any longer.
+/// However the thread ends, its waiters are released.
 struct OverGuard(Arc<Shared>);
 
 impl Drop for OverGuard {
@@ -153,7 +153,8 @@ impl Poller {
         }
     }
 
-    /// Takes in what is there, or waits that long for it. Handed on together, so that the worker is woken once.
+    /// Takes in the records that are there, or waits that long for one. They are handed on together, so that the worker is
+    /// woken once.
     pub(crate) fn poll(&mut self, waits: Duration) {
         let (mut waits, mut records, mut bytes) = (waits, Vec::new(), 0);
         for _ in 0..BURST {
@@ -181,7 +182,8 @@ impl Poller {
         self.shared.deliver(records);
     }
 
-    /// Errors that the client library mends by itself are only logged, by the context; those that it repeats are reported.
+    /// Errors that the client library recovers from by itself are only logged, by the context; those that it repeats are
+    /// reported.
     fn note(&mut self, error: &KafkaError) {
         if let KafkaError::PartitionEOF(partition) = error {
             self.refusals.answered(Instant::now());
@@ -215,7 +217,7 @@ impl Poller {
         }
     }
 
-    /// The brokers refuse what they allowed before. For a while that counts as an outage.
+    /// The brokers refuse a request that they allowed before. For a while that counts as an outage.
     fn refused(&mut self, refusal: SourceError) {
         let holds = self.refusals.refused(Instant::now());
         self.shared.fail(if holds { refusal } else { SourceError::unavailable("consuming", refusal) });
@@ -236,8 +238,8 @@ impl Poller {
         }
     }
 
-    /// Fetches once more where each partition is. The client library tells of a partition's end again after that, and drops
-    /// what it had fetched ahead.
+    /// Fetches once more where each partition is. The client library then reports a partition's end again, and drops the
+    /// records it had fetched ahead.
     fn fetch_again(&self) {
         for Progress { partition, next, .. } in self.shared.progress() {
             if let Err(error) = self.consumer.seek(&self.options.topic, partition, Offset::Offset(next), Duration::ZERO)
@@ -303,7 +305,7 @@ impl Poller {
         }
     }
 
-    /// Gives up the consumer for a new one. False where there is none.
+    /// Gives up the consumer for a new one. False if none could be made.
     fn replace(&mut self, why: &str) -> bool {
         let topic = &self.options.topic;
         tracing::warn!(%topic, why, "the consumer is replaced by a new one");

@@ -37,7 +37,7 @@ const TIMESTAMP: &str = "idem-timestamp";
 /// headers, why it was set aside (the headers of [`dead_letter::headers`]), and as `idem-timestamp` when the record was
 /// taken in. It is compressed with lz4 unless the options say otherwise.
 ///
-/// A dead letter that is too large for the topic, or that the topic does not take for what it is, is
+/// A dead letter that is too large for the topic, or that the topic refuses for another reason of its own, is
 /// [`SourceError::DoesNotFit`].
 ///
 /// An [`EventPublisher`] too: an event's ordering key is the record's key, and its attributes as a
@@ -116,7 +116,7 @@ pub(crate) fn producer_with(
     // An unknown topic may be one that was created just now, but not for longer than this.
     config.set("topic.metadata.propagation.max.ms", "5000");
     config.set("linger.ms", linger_ms);
-    // Where no runtime is, no token can come, and each try to publish says so.
+    // Without a runtime no token can come, and each try to publish reports that.
     let login = options.tokens.clone().zip(Handle::try_current().ok());
     config.create_with_context(Log { login: login.map(|(source, runtime)| Login::new(source, runtime)) })
 }

@@ -1,4 +1,4 @@
-//! A panic of the client library's that is expected and says nothing to anybody.
+//! Silences an expected panic of the client library.
 
 use std::{
     cell::Cell,

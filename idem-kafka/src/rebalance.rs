@@ -54,7 +54,7 @@ impl Rebalance {
 }
 
 impl Poller {
-    /// Goes on with what the group asked for, as far as it can without waiting.
+    /// Continues the rebalance that the group asked for, as far as it can without waiting.
     pub(crate) fn rebalance(&mut self) {
         if let Some(mut drain) = self.rebalance.drain.take() {
             if self.is_awaited(&mut drain) {
@@ -81,7 +81,7 @@ impl Poller {
             Some(Step::Lost(partitions)) => {
                 tracing::warn!(
                     partitions = numbers(&partitions),
-                    "the group went on without this member; what it had in hand comes back"
+                    "the group went on without this member; its messages in hand come back"
                 );
                 self.let_go(&partitions);
             }

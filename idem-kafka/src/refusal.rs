@@ -3,11 +3,11 @@
 use idem_core::source::REFUSAL_GRACE;
 use tokio::time::{Duration, Instant};
 
-/// How long a fetch that was asked for may take to be answered, and after which time without a refusal an answer counts: what
-/// was fetched before comes behind a refusal, and a broker may name the end of a partition beside one.
+/// How long a fetch that was asked for may take to be answered, and after which time without a refusal an answer counts:
+/// records fetched earlier come behind a refusal, and a broker may name the end of a partition beside one.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The brokers refuse what they allowed before, or do not.
+/// Whether the brokers refuse a request that they allowed before.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Option<Refusal>);
 
@@ -54,8 +54,8 @@ impl Refusals {
         }
     }
 
-    /// What to ask now. What is answered, or a new consumer that was refused nothing for as long as the grace, is allowed
-    /// again: the next refusal is another one, with a grace of its own.
+    /// What to ask now. A request that is answered, or a new consumer that was refused nothing for as long as the grace,
+    /// counts as allowed again: the next refusal is another one, with a grace of its own.
     pub(crate) fn due(&mut self, now: Instant) -> Option<Ask> {
         let refusal = self.0.as_mut()?;
         if let Some(at) = refusal.answered {
@@ -97,7 +97,7 @@ mod tests {
     const GRACE: u64 = REFUSAL_GRACE.as_secs();
     const LOOKS: u64 = LOOK.as_secs();
 
-    /// Refused once, at the beginning, and asked up to the second `until`. Answers when what was asked.
+    /// Asks in each of these seconds, and returns those in which there was something to ask.
     fn asked(refusals: &mut Refusals, start: Instant, seconds: std::ops::Range<u64>) -> Vec<(u64, Ask)> {
         seconds.filter_map(|second| Some((second, refusals.due(start + Duration::from_secs(second))?))).collect()
     }

@@ -1,21 +1,21 @@
-//! Errors that the client library reports again and again while it goes on trying: told of, but not each time.
+//! Errors that the client library reports again and again while it goes on trying: passed on, but not each time.
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::time::{Duration, Instant};
 
-/// How often the same error is told of while it lasts: often enough for an alert on `idem.broker_failures` over ten minutes,
-/// and seldom enough that the pause that intake makes after each costs nothing.
+/// How often the same error is reported while it lasts: often enough for an alert on `idem.broker_failures` over ten
+/// minutes, and seldom enough that the pause that intake makes after each costs nothing.
 const EVERY: Duration = Duration::from_secs(30);
 
-/// An error that nobody has words for is told of when it comes again. Sooner than this it is the same event, which each
-/// partition reports; later than that it is another one.
+/// An error that we have no words for is reported when it comes again. Sooner than this it is the same event, which each
+/// partition reports; later it is another one.
 const AGAIN: Duration = Duration::from_secs(1);
 const ANOTHER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct RepeatedErrors(Vec<Reported>);
 
-/// What was reported under one code.
+/// The reports under one code.
 #[derive(Debug)]
 struct Reported {
     code: Code,
@@ -25,7 +25,7 @@ struct Reported {
 }
 
 impl RepeatedErrors {
-    /// Notes a report, and says whether somebody is to hear of it. `serious`: it does not pass by itself.
+    /// Notes a report, and says whether it is to be passed on. `serious`: it does not pass by itself.
     pub(crate) fn is_told(&mut self, code: Code, serious: bool, now: Instant) -> bool {
         self.0.retain(|reported| now - reported.last < ANOTHER);
         let at = self.0.iter().position(|reported| reported.code == code).unwrap_or_else(|| {

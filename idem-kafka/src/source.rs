@@ -19,7 +19,7 @@ use crate::{
 /// How long attaching may take, all questions to the brokers together.
 const ATTACH: Duration = Duration::from_secs(30);
 
-/// How long the group is waited for with what is flushed.
+/// How long a flush waits for the group.
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// One topic, consumed as a member of one group. [`KafkaOptions`] makes one.
@@ -47,9 +47,9 @@ impl KafkaSource {
         partitions
     }
 
-    /// The same partitions, each with how many of its records are not settled: those that are in hand, and those behind them, by
-    /// what the brokers said within the last seconds. `None` until they were asked. Records that compaction took away count until they
-    /// are passed.
+    /// The same partitions, each with how many of its records are not settled: those that are in hand, and those behind them,
+    /// by the brokers' answers of the last seconds. `None` until they answered. Records that compaction removed count until
+    /// they are passed.
     #[must_use]
     pub fn lag(&self) -> Vec<(i32, Option<u64>)> {
         self.shared.lag()
@@ -157,7 +157,7 @@ impl Source for KafkaSource {
         self.shared.stop();
     }
 
-    /// Commits what is finished and leaves the group.
+    /// Commits finished positions and leaves the group.
     ///
     /// # Cancel safety
     /// Cancel safe: the thread goes on closing.

@@ -1,5 +1,4 @@
-//! State of the polling thread and the worker's tasks: the buffer, the partitions that are held, and what is to be
-//! announced.
+//! State of the polling thread and the worker's tasks: the buffer, the partitions that are held, and pending announcements.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -70,7 +69,7 @@ pub(crate) struct State {
 /// How the thread is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Commit what is finished, and leave the group.
+    /// Commit finished positions, and leave the group.
     Close,
     /// Only leave the group, as the source was dropped.
     Drop,
@@ -85,7 +84,7 @@ struct Held {
     at_end: bool,
     /// It moves to another member: nothing more is taken from it.
     draining: bool,
-    /// A record was dropped, so that the client library is further than what was delivered.
+    /// A record was dropped, so that the client library is ahead of the last delivery.
     dropped: bool,
     /// The position that the group has, as it was last read.
     committed: Option<i64>,
@@ -111,12 +110,12 @@ pub(crate) struct Start {
     pub(crate) committed: bool,
 }
 
-/// What the group's position in a partition is, beside what it was.
+/// The group's position in a partition, compared with the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
     Same,
     Moved,
-    /// There was one, and now there is none.
+    /// The group had one, and has none now.
     Vanished,
 }
 
@@ -136,7 +135,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
+    /// The next thing to hand over. Nothing is lost if the caller is dropped: whatever is taken is returned at once.
     pub(crate) async fn receive(&self, max: usize) -> Result<Received<KafkaHandle>, SourceError> {
         loop {
             if let Some(answer) = self.lock().next(max) {
@@ -151,14 +150,14 @@ impl Shared {
         settlements.into_iter().map(|(handle, settle)| state.settle(&handle, settle)).collect()
     }
 
-    /// Waits until the group has the positions of this moment; an error where it was not told.
+    /// Waits until the group has the positions of this moment; an error if they were not committed.
     pub(crate) async fn flush(&self) -> Result<(), RecvError> {
         let (done, flushed) = oneshot::channel();
         self.lock().await_flush(done);
         flushed.await
     }
 
-    /// Those who wait for a commit since this was last asked.
+    /// The callers that began to wait for a commit since the last call.
     pub(crate) fn take_flushes(&self) -> Vec<oneshot::Sender<()>> {
         std::mem::take(&mut self.lock().flushes)
     }
@@ -180,7 +179,7 @@ impl Shared {
         state.running && state.joined && state.held.values().all(at_end)
     }
 
-    /// Nothing more is handed over; what was not goes back.
+    /// Nothing more is handed over; the buffer goes back.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
@@ -340,7 +339,7 @@ impl Shared {
         let mut state = self.lock();
         let (drained, answer) = oneshot::channel();
         let assignments = state.ending_assignments(partitions);
-        // An eager group takes all from everybody at each rebalance, also from a member that has nothing.
+        // An eager group revokes everything from every member at each rebalance, also from one that has nothing.
         if assignments.is_empty() {
             return answer;
         }
@@ -350,14 +349,14 @@ impl Shared {
         answer
     }
 
-    /// Whether nobody is left who would answer a drain, and nothing that it would wait for.
+    /// Whether no caller is left to answer a drain, and no message that it would wait for.
     pub(crate) fn is_drained(&self, partitions: &[i32]) -> bool {
         let state = self.lock();
         let out_of_hand = |partition| state.held.get(partition).is_none_or(|held| held.offsets.in_hand() == 0);
         state.stopped && partitions.iter().all(out_of_hand)
     }
 
-    /// Partitions are over. Where nobody was told before, they are announced as lost.
+    /// Partitions are over. Those that were not announced before are announced as lost.
     pub(crate) fn forget(&self, partitions: &[i32]) {
         let mut state = self.lock();
         let told = partitions.iter().all(|partition| state.held.get(partition).is_none_or(|held| held.draining));
@@ -409,8 +408,8 @@ impl Shared {
         }
     }
 
-    /// The partitions that are held and not about to end, in order, each with how many of its records are not finished. What
-    /// compaction or an aborted transaction took away counts until it is passed.
+    /// The partitions that are held and not about to end, in order, each with how many of its records are not finished.
+    /// Records that compaction or an aborted transaction removed count until they are passed.
     pub(crate) fn lag(&self) -> Vec<(i32, Option<u64>)> {
         let behind = |held: &Held| {
             let position = held.offsets.position();
@@ -475,7 +474,7 @@ impl State {
         if settled { Settled::Settled } else { Settled::Stale }
     }
 
-    /// Marks the partitions, and drops what of them was not handed over.
+    /// Marks the partitions, and drops their messages that were not handed over.
     fn ending_assignments(&mut self, partitions: &[i32]) -> Vec<Assignment> {
         let mut assignments = Vec::new();
         for partition in partitions {
@@ -520,7 +519,7 @@ mod tests {
         assert!(shared.lock().revocations.is_empty());
     }
 
-    /// J81: what is behind is what is not finished, in hand or not fetched yet, and nothing before the brokers were asked.
+    /// J81: the lag counts unfinished records, in hand or not fetched yet, and is unknown before the brokers answered.
     #[test]
     fn j81_a_partition_is_behind_by_what_is_not_finished() {
         let shared = Shared::default();

@@ -23,9 +23,9 @@ pub struct Token {
 }
 
 impl Token {
-    /// `value` is what the broker reads, mostly a JSON web token. `principal` is whose it is, for the client library's own
-    /// messages; brokers read the value. After `expires_at` it is of no use; another one is asked for once four fifths of the
-    /// time until then have passed.
+    /// `value` is the token that the broker reads, mostly a JSON web token. `principal` is its owner, for the client library's
+    /// own messages; brokers read the value. After `expires_at` it is of no use; another one is asked for once four fifths of
+    /// the time until then have passed.
     pub fn new(value: impl Into<String>, principal: impl Into<String>, expires_at: SystemTime) -> Self {
         Self { value: value.into(), principal: principal.into(), expires_at }
     }
@@ -40,8 +40,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Makes tokens for [`KafkaOptions::tokens`](crate::KafkaOptions::tokens): asks an identity provider, reads a file that
-/// somebody else renews, or signs one.
+/// Makes tokens for [`KafkaOptions::tokens`](crate::KafkaOptions::tokens): asks an identity provider, reads a file that another
+/// program renews, or signs one.
 #[async_trait]
 pub trait TokenSource: Send + Sync + 'static {
     /// A token that is valid now. Asked for before the first connection and then before each one runs out, by the consumer
@@ -65,7 +65,7 @@ impl Login {
         Self { source, runtime }
     }
 
-    /// The next token, or why there is none. Called on a thread that no runtime needs.
+    /// The next token, or why none could be had. Called on a thread that no runtime needs.
     pub(crate) fn token(&self) -> Result<OAuthToken, String> {
         let (answer, answered) = mpsc::channel();
         let source = Arc::clone(&self.source);

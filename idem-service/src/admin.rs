@@ -44,7 +44,7 @@ pub(crate) async fn serve(
     if !bound.ip().is_loopback() {
         tracing::warn!(
             address = %bound,
-            "--admin is no address of this machine alone: whoever reaches it reads keys and errors, without a password"
+            "--admin is no address of this machine alone: every client that reaches it reads keys and errors, without a password"
         );
     }
     let routes = routes(Admin { status: Arc::clone(&status), recorded }).merge(own);
@@ -63,7 +63,7 @@ fn routes(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// What a browser may do with the page: show it, in this style, and nothing else.
+/// A browser may only show the page, in this style.
 const POLICY: [(HeaderName, &str); 4] = [
     (
         header::CONTENT_SECURITY_POLICY,

@@ -33,8 +33,8 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_DEAD_LETTER_QUEUE", value_name = "NAME")]
     dead_letter_queue: Option<String>,
 
-    /// Where messages wait that must wait for longer than --consumer-timeout allows; what expires there must come back to
-    /// --queue [default: they come back at once]
+    /// The queue for messages that must wait longer than --consumer-timeout allows; messages that expire there must come back
+    /// to --queue [default: they come back at once]
     #[arg(long, env = "AMQP_RETRY_QUEUE", value_name = "NAME")]
     retry_queue: Option<String>,
 
@@ -46,12 +46,12 @@ pub struct Amqp {
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = spans::span)]
     consumer_timeout: Duration,
 
-    /// The management API, http://host:port, which tells whether the queue may drop messages [default: it is unknown]
+    /// The management API, http://host:port, which shows whether the queue may drop messages [default: it is unknown]
     #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
     management_url: Option<String>,
 
-    /// After how many deliveries the queue takes a message away, or none, where no --management-url tells it [default: it is
-    /// unknown, and one message at a time is in hand until some have gone well]
+    /// After how many deliveries the queue takes a message away, or none, where no --management-url shows it
+    /// [default: it is unknown, and one message at a time is in hand until some have gone well]
     #[arg(long, env = "AMQP_DELIVERY_LIMIT", value_name = "N|none", value_parser = delivery_limit)]
     delivery_limit: Option<DeliveryLimit>,
 
@@ -143,7 +143,7 @@ impl Broker for Amqp {
     }
 }
 
-/// What makes publishers of events to queues of this broker.
+/// The factory of publishers of events to queues of this broker.
 fn events(options: AmqpOptions) -> Events {
     Box::new(move |queue, cloud_events| {
         let publisher = AmqpPublisher::new(&options, queue).map_err(|error| settings::refused_destination(&error))?;

@@ -1,4 +1,5 @@
-//! What an application brings beside its handlers or routes: where its events go, routes on the admin port, and hooks.
+//! The parts of an application beside its handlers or routes: destinations of events, routes on the admin port, and
+//! hooks.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -12,7 +13,7 @@ pub(crate) type Hook<T> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = T> + S
 /// The part that workers and services over HTTP have in common.
 #[derive(Default)]
 pub(crate) struct Beside {
-    /// Whom the handlers tell of what happened.
+    /// The destinations of the handlers' events.
     pub(crate) destinations: Vec<Destination>,
     /// How events get there, where that is not by the usual broker.
     pub(crate) relayed: Vec<Route>,
@@ -67,7 +68,7 @@ impl Beside {
     }
 }
 
-/// What runs before the first message or request, and after the last one.
+/// The hooks before the first message or request, and after the last one.
 pub(crate) struct Hooks {
     on_start: Vec<Hook<Result<(), BoxError>>>,
     on_stop: Vec<Hook<()>>,

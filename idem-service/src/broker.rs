@@ -44,18 +44,18 @@ pub trait Broker: clap::Args + Send + 'static {
     /// The publisher of dead letters, where the flags ask for one.
     type Publisher: Publisher;
 
-    /// How the names of the broker's variables begin, such as `KAFKA_`. Others that begin so are refused where they
-    /// resemble a setting, and else warned of.
+    /// The prefix of the broker's variables, such as `KAFKA_`. Others with this prefix are refused if they resemble a setting,
+    /// and otherwise warned of.
     const VARIABLES: &'static str;
 
-    /// Checks the flags and builds what they ask for. It waits for no broker: that is [`Source::attach`], which is
+    /// Checks the flags and builds the source and the publishers. It waits for no broker: that is [`Source::attach`], which is
     /// tried again until the start-up time-out.
     ///
     /// # Errors
     /// A wrong setting: the worker says so and ends with status 2. The text names the flag and holds no secret.
     fn build(self) -> impl Future<Output = Result<Built<Self::Source, Self::Publisher>, BoxError>> + Send;
 
-    /// Where messages come from, for the worker's page: what it is and its value, such as `("topic", "orders")`. No secret.
+    /// Where messages come from, for the worker's page: a kind and a name, such as `("topic", "orders")`. No secret.
     fn place(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -73,11 +73,11 @@ pub trait Broker: clap::Args + Send + 'static {
 pub struct Lag {
     /// Its name, such as `orders/0`.
     pub part: String,
-    /// Messages in it that are not settled; `None` while that is not known, or where the broker cannot tell.
+    /// Messages in it that are not settled; `None` while that is not known, or if the broker does not show it.
     pub behind: Option<u64>,
 }
 
-/// What of a URL may be shown: host, port and path, without login, scheme and options.
+/// The parts of a URL that may be shown: host, port and path, without login, scheme and options.
 #[cfg(any(feature = "amqp", feature = "sqs"))]
 pub(crate) fn shown(url: &str) -> &str {
     let url = url.split_once("://").map_or(url, |(_, rest)| rest);
@@ -85,7 +85,7 @@ pub(crate) fn shown(url: &str) -> &str {
     url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }
 
-/// Makes what brings events, written so, to the destination of this name.
+/// Makes the publisher that brings events, in this format, to the destination of this name.
 pub(crate) type Events = Box<dyn Fn(&str, CloudEvents) -> Result<Arc<dyn EventPublisher>, BoxError> + Send + Sync>;
 
 /// The source and publisher that a [`Broker`] builds.
@@ -96,7 +96,7 @@ pub struct Built<B, P> {
 }
 
 impl<B: Source, P: Publisher> Built<B, P> {
-    /// A worker on this source, whose dead letters are rows only, and whose handlers can tell this broker nothing.
+    /// A worker on this source, whose dead letters are rows only, and whose handlers cannot publish to this broker.
     pub fn new(source: B) -> Self {
         Self { source, publisher: None, events: None }
     }
@@ -108,9 +108,8 @@ impl<B: Source, P: Publisher> Built<B, P> {
         self
     }
 
-    /// Events for a destination that has no publisher of its own are brought there by what this makes of its name, such as
-    /// a topic, and of `--event-format`. It is called once a destination, before anything is connected; its error ends the worker
-    /// with status 2.
+    /// Makes the publisher for a destination that has none of its own, from its name, such as a topic, and `--event-format`. It
+    /// is called once a destination, before anything is connected; its error ends the worker with status 2.
     #[must_use]
     pub fn events(
         mut self,

@@ -10,7 +10,7 @@ use crate::{flags::DatabaseUrl, spans};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Cleanup")]
 pub(crate) struct CleanupFlags {
-    /// How often this worker removes what has expired, or off; of all workers on a schema, one does it
+    /// How often this worker removes expired rows, or off; of all workers on a schema, one does it
     #[arg(long, env = "IDEM_CLEANUP_EVERY", value_name = "TIME", default_value = "1h", value_parser = every)]
     cleanup_every: Every,
 

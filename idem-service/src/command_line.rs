@@ -1,4 +1,4 @@
-//! Reads the command line, the environment and the file of settings, or says in one line what is wrong with them.
+//! Reads the command line, the environment and the file of settings, or reports in one line the error in them.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -26,12 +26,12 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) foreign: Vec<String>,
 }
 
-/// What to do with a command line that starts no worker.
+/// The end of a command line that starts no worker.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// Help or the version was asked for, and printed.
     Answered,
-    /// One line that says what is wrong.
+    /// One line that names the error.
     Refused(String),
 }
 
@@ -55,8 +55,8 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
 }
 
-/// What the command line, the variables and the file give this command's flags, and the variables that begin with `prefix` and
-/// that nothing reads.
+/// The values of this command's flags by the command line, the variables and the file, and the unread variables that begin
+/// with `prefix`.
 pub(crate) fn matches(
     command: &mut Command,
     prefix: &str,
@@ -75,7 +75,7 @@ pub(crate) fn matches(
     // First, because a misspelt variable is why a required one is missing.
     let foreign = variables::foreign(command, prefix, variables).map_err(Stop::Refused)?;
     let matches = matches.map_err(|error| match (error.kind(), &foreign[..]) {
-        // Somebody may have meant one of them, such as KAFKA_BOOTSTRAP_SERVERS.
+        // One of them may have been meant, such as KAFKA_BOOTSTRAP_SERVERS.
         (ErrorKind::MissingRequiredArgument, [_, ..]) => {
             let line = refusal::line(&error, command);
             Stop::Refused(format!("{line}; set, and no settings of this worker: {}", foreign.join(" ")))
@@ -96,7 +96,7 @@ pub(crate) fn secrets(
 }
 
 fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {
-    // The broker's flags and the application's first: they are what somebody looks for.
+    // The broker's flags and the application's first: readers look for those.
     let brokers = B::augment_args(Command::new(name).version(version));
     let own = A::augment_args(brokers.next_help_heading("Application"));
     let command = Settings::augment_args(own.next_help_heading("Worker").arg(config::flag()));
@@ -104,8 +104,8 @@ fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, 
     clients.sort_unstable();
     clients.dedup();
     let command = command.mut_arg("store", |flag| flag.value_parser(PossibleValuesParser::new(clients)));
-    // Not what clap takes for it: the documentation of the structs that hold the flags.
-    command.about("Consumes messages; what their handlers write is committed exactly once").long_about(None)
+    // Otherwise clap takes the documentation of the structs that hold the flags.
+    command.about("Consumes messages; their handlers' writes are committed exactly once").long_about(None)
 }
 
 /// The flags that were given, by the command line, a variable or the file.

@@ -1,4 +1,4 @@
-//! The file with settings, in TOML: what neither a flag nor a variable says.
+//! The file with settings, in TOML: those that neither a flag nor a variable gives.
 
 use std::{
     ffi::OsString,
@@ -35,7 +35,7 @@ pub(crate) fn with_file(command: &Command, mut arguments: Vec<OsString>) -> Resu
     Ok(arguments)
 }
 
-/// The file of settings, where one is given and holds a value that is shown to nobody.
+/// The file of settings, if one is given and holds a secret value.
 pub(crate) fn with_secrets(command: &Command, given: &ArgMatches) -> Option<PathBuf> {
     let path = given.get_one::<PathBuf>(FLAG)?;
     let table = read(path).ok()?;
@@ -81,7 +81,7 @@ fn find<'c>(command: &'c Command, name: &str) -> Result<&'c Arg, String> {
     })
 }
 
-/// What follows the flag's name, once for each time that the flag is given.
+/// The values behind the flag's name, one for each time that the flag is given.
 fn values(argument: &Arg, value: &Value) -> Result<Vec<String>, &'static str> {
     let is_switch = !argument.get_action().takes_values();
     let is_repeatable = matches!(argument.get_action(), ArgAction::Append);

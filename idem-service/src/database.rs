@@ -32,7 +32,7 @@ pub use self::tokio_postgres::TokioPostgres;
 /// use idem_service::{Broker, Effects, Handlers, Service, database::{Database, DatabaseSettings}, idem_core::{BoxError, Handler}};
 /// use idem_testkit::MemoryStore;
 ///
-/// /// For `--database-url memory:`; what it holds ends with the process.
+/// /// For `--database-url memory:`; its rows end with the process.
 /// #[derive(Debug)]
 /// struct Memory;
 ///
@@ -59,7 +59,7 @@ pub trait Database: Send + Sync + 'static {
     /// The database's name for people, such as `PostgreSQL`.
     const DATABASE: &'static str;
 
-    /// The word of `--store` for it, which tells two clients of one database apart.
+    /// The word of `--store` for it, which distinguishes two clients of one database.
     const CLIENT: &'static str;
 
     /// The schemes of its URLs, without the colon; the one to name first.
@@ -74,7 +74,7 @@ pub trait Database: Send + Sync + 'static {
     /// time-out.
     ///
     /// # Errors
-    /// The store's error. One that is no [`StoreError`] and none of its driver's is a wrong setting, and ends
+    /// The store's error. One that is neither a [`StoreError`] nor its driver's is a wrong setting, and ends
     /// the worker with status 2. No text may hold the URL.
     fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
 
@@ -194,7 +194,7 @@ where
     }
 }
 
-/// What was said of an outage while it was waited for, once nobody waits any more.
+/// The text of an outage, without its promise to wait.
 pub(crate) fn ended(text: &str) -> String {
     text.replace("; idem waits and tries again", "")
 }

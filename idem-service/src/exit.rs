@@ -68,14 +68,14 @@ impl Failure {
 /// The exit status that a worker's error asks for.
 pub(crate) fn of_worker(error: &WorkerError) -> Exit {
     match error {
-        // A worker ends on its own only for what a person must change; what may pass, it waits for.
+        // A worker ends on its own only for a problem that a person must fix; one that may pass, it waits out.
         WorkerError::Store(_) | WorkerError::Source(_) => Exit::Refused,
         WorkerError::Unreachable { .. } => Exit::Unreachable,
         WorkerError::DrainDeadline { .. } => Exit::DrainDeadline,
         WorkerError::Halted => Exit::Halted,
         WorkerError::Relay(error) => of_relay(error),
         WorkerError::TaskDied { .. } => Exit::Bug,
-        // The enum is open to core's additions, and what this build does not know is no fault of the operator's.
+        // The enum is open to core's additions, and an unknown error is no fault of the operator's.
         _ => Exit::Bug,
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = spans::span)]
     pub(crate) startup_timeout: Duration,
 
-    /// How long a stop waits for what is running
+    /// How long a stop waits for running handlers
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = spans::span)]
     pub(crate) drain: Duration,
 
@@ -79,7 +79,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
     pub(crate) receiver_keeps: Duration,
 
-    /// How the log on standard error is written; RUST_LOG says what it holds
+    /// How the log on standard error is written; RUST_LOG chooses its lines
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
 }
@@ -127,7 +127,7 @@ impl DatabaseUrl {
         (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(name)
     }
 
-    /// What stands before the colon.
+    /// The part before the colon.
     pub(crate) fn scheme(&self) -> &str {
         self.0.split_once(':').map_or("", |(scheme, _)| scheme)
     }

@@ -1,4 +1,4 @@
-//! A door for the properties that must hold of any input.
+//! An entry point for the properties of any input.
 
 use clap::{Args as _, Command};
 
@@ -7,7 +7,7 @@ use crate::{config, settings::Settings};
 /// The flags that a file of settings stands for.
 ///
 /// # Errors
-/// Why it cannot be read, in the words that a person is told.
+/// Why it cannot be read, in the words of the refusal.
 pub fn settings(text: &str) -> Result<Vec<String>, String> {
     let command = Settings::augment_args(Command::new("worker")).arg(config::flag());
     let given =

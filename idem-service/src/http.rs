@@ -27,7 +27,7 @@ use crate::{
     stores::Kind,
 };
 
-/// A service over HTTP, short of its settings: its routes for each store that it supports, and what runs beside them.
+/// A service over HTTP, short of its settings: its routes for each store that it supports, and the tasks beside them.
 ///
 /// Which store is used is said by `--database-url` and `--store`; one without routes is refused.
 #[must_use]
@@ -37,25 +37,26 @@ pub struct HttpService {
     parts: Parts,
 }
 
-/// What the application brings.
+/// The parts that the application brings.
 #[derive(Default)]
 pub(crate) struct Parts {
     beside: Beside,
     on_store: Vec<(Kind, Serve)>,
 }
 
-/// Serves the routes of one store. A closure, so that stores of any type stand in one list, and what is not in it is not linked.
+/// Serves the routes of one store. A closure, so that stores of any type stand in one list, and others are not linked.
 type Serve = Box<dyn FnOnce(Started) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send>;
 
 impl HttpService {
-    /// A service of this name, which scopes its keys and is what its connections are called in the database's list: keep it over
-    /// versions of the service.
+    /// A service of this name, which scopes its keys and names its connections in the database's list: keep it over versions of
+    /// the service.
     pub fn new(name: &'static str) -> Self {
         Self { name, version: env!("CARGO_PKG_VERSION"), parts: Parts::default() }
     }
 
-    /// A service with settings of its own, `A`, which `--help`, variables and the file know as they know idem's. `build` is called
-    /// once they are read and the log is written, and adds what is made of them. Its error ends the process with status 2.
+    /// A service with settings of its own, `A`, which `--help`, variables and the file know as they know idem's. `build` is
+    /// called once they are read and the log is written, and adds the parts made of them. Its error ends the process with
+    /// status 2.
     pub fn configured<A, F, R>(self, build: F) -> HttpConfigured<A, F>
     where
         A: clap::Args + Send + 'static,
@@ -114,7 +115,7 @@ impl HttpService {
         self
     }
 
-    /// The routes on the store of a [`Database`], your own or somebody else's.
+    /// The routes on the store of a [`Database`], your own or another crate's.
     pub fn store<D: Database>(mut self, api: Api<D::Store>) -> Self {
         let serve = |started| Box::pin(run::serve::<D>(api, started)) as Pin<Box<dyn Future<Output = _> + Send>>;
         self.parts.on_store.push((Kind::of::<D>(), Box::new(serve)));
@@ -146,8 +147,8 @@ impl HttpService {
         self.run_with(std::env::args_os()).into()
     }
 
-    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end
-    /// with this status: what passed the drain deadline may still hold a thread.
+    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with this
+    /// status: a request past the drain deadline may still hold a thread.
     pub fn run_with(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
         let (name, version) = (self.name, self.version);
         let build = |_: NoSettings| std::future::ready(Ok(self));
@@ -212,8 +213,8 @@ impl<S: Store> Api<S> {
         Self { routes: Box::new(routes), idempotency: Box::new(|builder| builder), tables: "" }
     }
 
-    /// Sets what no flag can, after the flags: whose keys they are, which must be said, headers that are kept, and what else
-    /// there is on [`IdempotencyBuilder`]. Each call adds to those before it, and wins where both set the same.
+    /// Makes the settings that have no flag, after the flags: the owner of the keys, which is required, headers that are kept,
+    /// and the others of [`IdempotencyBuilder`]. Each call adds to those before it, and wins where both set the same.
     pub fn idempotency(
         mut self,
         set: impl FnOnce(IdempotencyBuilder<S>) -> IdempotencyBuilder<S> + Send + 'static,

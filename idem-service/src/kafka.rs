@@ -57,7 +57,7 @@ pub struct Kafka {
     worker: WorkerFlags,
 }
 
-/// How much longer partitions that move are kept than the worker takes to finish: what it settled last is committed.
+/// How much longer partitions that move are kept than the worker takes to finish, to commit its last positions.
 const LET_GO: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -118,7 +118,7 @@ impl Broker for Kafka {
     }
 }
 
-/// What makes publishers of events to topics of these brokers.
+/// The factory of publishers of events to topics of these brokers.
 fn events(options: KafkaOptions) -> Events {
     Box::new(move |topic, cloud_events| {
         let publisher = KafkaPublisher::new(&options, topic).map_err(|error| settings::refused_destination(&error))?;
@@ -161,7 +161,7 @@ impl fmt::Debug for Announcing {
 
 #[cfg(feature = "http")]
 impl Announcing {
-    /// What makes publishers of events; nothing without brokers.
+    /// The factory of publishers of events; none without brokers.
     pub(crate) fn events(&self) -> Result<Option<Events>, BoxError> {
         let Some(brokers) = &self.brokers else { return Ok(None) };
         // Topic and group are a consumer's.
@@ -202,7 +202,8 @@ impl Kafka {
     }
 }
 
-/// The text of a file without the end of its last line. What follows the `@` is not told: it may be a password that begins so.
+/// The text of a file without the end of its last line. Errors leave out the text behind the `@`: it may be a password that
+/// begins so.
 fn secret(name: &str, file: &Path) -> Result<String, BoxError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         format!("--kafka {name}=@… names a file (it is not shown) that cannot be read: {error}; a value that begins with @ itself has to stand in a file")

@@ -7,7 +7,7 @@ use idem_core::{KeySecret, hide_keys_with};
 /// Reads it and lets no key be shown as it is from here on. Blanks and ends of lines around it are not part of it.
 ///
 /// # Errors
-/// One line that names the flag and the file, and shows nothing of what the file holds.
+/// One line that names the flag and the file, and shows nothing of its content.
 pub(crate) fn hide_keys(file: &Path) -> Result<(), String> {
     let refused = |why: String| format!("the file {} of --key-secret-file {why}", file.display());
     let secret = std::fs::read(file).map_err(|error| refused(format!("cannot be read: {error}")))?;

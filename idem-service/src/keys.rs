@@ -12,11 +12,11 @@ const JOINS_MAX: usize = 8;
 
 const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id, type or join(A,B)";
 
-/// One rule of `--key`, such as `join(header:tenant,json:/order/id)`, for programs that take such rules themselves. What it
-/// answers says the same text as its [`rule`](KeySource::rule).
+/// One rule of `--key`, such as `join(header:tenant,json:/order/id)`, for programs that take such rules themselves. The
+/// [`rule`](KeySource::rule) of the result is the same text.
 ///
 /// # Errors
-/// A text that says what a rule must be.
+/// A text that describes the form of a rule.
 pub fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
     nested(text, JOINS_MAX)
 }

@@ -14,7 +14,7 @@ use crate::{
     status::Status,
 };
 
-/// Does what a command line says, and answers how that ended.
+/// Runs a command line, and returns how that ended.
 pub(crate) fn run<L>(
     read: Result<L, Stop>,
     flags: impl FnOnce(&L) -> &Flags,
@@ -40,8 +40,8 @@ pub(crate) fn run<L>(
     }
 }
 
-/// Starts the runtime and listens for signals, and tells the summary once what is served has ended. `what` people call this
-/// process by, and `consumer` is its name in the database.
+/// Starts the runtime, listens for signals, and passes the summary to `tell` at the end. `what` is the kind of process in
+/// the log, and `consumer` its name in the database.
 pub(crate) fn serve<F>(
     what: &str,
     consumer: &str,
@@ -78,7 +78,7 @@ pub(crate) fn texts(error: &BoxError) -> String {
     chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What people know this process by.
+/// The name of this process for people.
 pub(crate) fn process() -> String {
     format!("{}:{}", idem_schema::host_name(), std::process::id())
 }

@@ -12,8 +12,8 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged unless `RUST_LOG` says otherwise. sqlx passes on as news what PostgreSQL says of tables that exist, and
-/// lapin and the SDK of AWS print errors as they are in Rust, which our own lines say in words.
+/// The lines logged unless `RUST_LOG` says otherwise. sqlx passes on PostgreSQL's notices about existing tables as news,
+/// and lapin and the SDK of AWS print errors in Rust's form, which our own lines say in words.
 const DEFAULT: &str = "info,sqlx=warn,lapin=off,aws_config=error";
 
 /// Starts the log.
@@ -42,6 +42,6 @@ pub(crate) fn last_line(format: LogFormat, line: &str) {
         LogFormat::Text => format!("error: {line}"),
         LogFormat::Json => serde_json::json!({ "level": "ERROR", "message": line }).to_string(),
     };
-    // Nobody is left to be told of a standard error that is closed.
+    // If standard error is closed, there is nowhere to report that.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

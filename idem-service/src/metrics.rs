@@ -1,4 +1,4 @@
-//! `/metrics`: what the worker records, in Prometheus' text format.
+//! `/metrics`: the worker's metrics, in Prometheus' text format.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +10,11 @@ use crate::status::Status;
 /// The format's media type.
 pub(crate) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How often what was recorded is folded into histograms; until then each value takes room.
+/// How often recorded values are folded into histograms; until then each takes room.
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// Takes what this process records from now on; `None` where the program has a recorder of its own already.
+/// Takes the metrics of this process from now on; `None` where the program has a recorder of its own
+/// already.
 pub(crate) fn install(status: &Arc<Status>) -> Option<PrometheusHandle> {
     // It fails only where a histogram has no buckets, and ours have some.
     let recorder = recorder().ok()?;

@@ -43,7 +43,7 @@ pub(crate) fn html(status: &Status) -> String {
     page.raw("<meta http-equiv=\"refresh\" content=\"5\"><link rel=\"stylesheet\" href=\"");
     page.raw(STYLE_PATH);
     page.raw("\">");
-    // A tab in the background tells too.
+    // A tab in the background shows it too.
     match matters.len() {
         0 => page.element("title", format_args!("{consumer} · idem")),
         count => page.element("title", format_args!("({count}) {consumer} · idem")),
@@ -150,9 +150,9 @@ fn in_hand(page: &mut Page, load: &Load, waits: &[Wait]) {
 fn cause(cause: WaitCause) -> &'static str {
     match cause {
         WaitCause::Retry => "their next attempt",
-        WaitCause::KeyHeld => "a key that somebody else holds",
-        WaitCause::Database => "what the database cannot serve now",
-        WaitCause::Bookkeeping => "what is written about them",
+        WaitCause::KeyHeld => "a key that another unit holds",
+        WaitCause::Database => "a statement that the database cannot serve now",
+        WaitCause::Bookkeeping => "the rows about them",
         WaitCause::Publisher => "a publisher of dead letters",
         WaitCause::Broker => "the broker to take what is settled",
         WaitCause::Unkeepable => "a person: nothing can keep them",
@@ -185,7 +185,7 @@ fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
     });
 }
 
-/// The protected routes of a service over HTTP, with what became of their requests.
+/// The protected routes of a service over HTTP, with the outcomes of their requests.
 fn requests(page: &mut Page, served: &Served) {
     let Served { routes, in_memory, at_database, at_database_max } = served;
     page.section("Requests since the start", |page| {
@@ -207,7 +207,7 @@ fn requests(page: &mut Page, served: &Served) {
     });
 }
 
-/// Where events go, and what waits; nothing where none are relayed.
+/// The destinations of events, and the backlog; nothing where none are relayed.
 fn events(page: &mut Page, relayed: &[Relayed]) {
     for Relayed { destination, standing, published, trouble, backlog, .. } in relayed {
         page.section(format_args!("Events for {destination}"), |page| {
@@ -216,7 +216,7 @@ fn events(page: &mut Page, relayed: &[Relayed]) {
                 (None, RelayStanding::Relaying) => page.classed("p", "good word", "sending"),
                 (None, RelayStanding::Standby) => page.classed("p", "more", "another relay sends them"),
                 (None, RelayStanding::Paused) => page.classed("p", "wait word", "paused by an operator"),
-                (None, _) => page.classed("p", "more", "nobody has published any yet"),
+                (None, _) => page.classed("p", "more", "none have been published yet"),
             }
             let Some(backlog) = backlog else { return };
             let oldest = backlog.oldest.map_or_else(|| "none".to_owned(), span);
@@ -240,7 +240,7 @@ fn cleaning(page: &mut Page, state: &CleanupState) {
     });
 }
 
-/// The last of one kind, each with the command that tells more; nothing where there was none.
+/// The last of one kind, each with the command that shows more; nothing if there was none.
 fn incidents(page: &mut Page, status: &Status, title: &str, kind: IncidentKind) {
     let incidents = status.recent(kind);
     if incidents.is_empty() {
@@ -281,7 +281,7 @@ fn incident_text(page: &mut Page, incident: &Incident) {
     page.classed("div", "more", more);
 }
 
-/// What to type to see more of it. A key that is hidden here would not be found by what stands for it.
+/// The command that shows more of it. A key that is hidden here could not be found by its stand-in.
 fn command(status: &Status, incident: &Incident) -> Option<String> {
     if let Some(id) = incident.dead_letter {
         return Some(format!("dead-letters show {}", id.0));
@@ -295,7 +295,7 @@ fn command(status: &Status, incident: &Incident) -> Option<String> {
     Some(format!("show --consumer {consumer} {end}{key}"))
 }
 
-/// What this process is.
+/// The identity of this process.
 fn about(page: &mut Page, status: &Status) {
     page.raw("<footer>");
     let mut told = String::new();

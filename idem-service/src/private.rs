@@ -15,8 +15,8 @@ pub(crate) fn warn_of(exposed: &[String], secrets: &[(PathBuf, &'static str)]) {
     }
 }
 
-/// Warns where everybody may read a file with secrets, or others than its owner may write it: whoever can do that has the
-/// database's password, or chooses it.
+/// Warns if everybody may read a file with secrets, or others than its owner may write it: they would have the database's
+/// password, or choose it.
 pub(crate) fn warn_if_others_may(path: &Path, flag: &str) {
     if let Some(what) = others_may(path) {
         let file = path.display();

@@ -1,4 +1,4 @@
-//! What a worker did in the last minute: its counts, remembered every few seconds.
+//! A worker's counts over the last minute, remembered every few seconds.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Rates(Mutex<VecDeque<(Instant, Summary)>>);
 
-/// What was counted in this time, which is a minute, or less where the process is younger.
+/// The counts of this time, which is a minute, or less if the process is younger.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recent {
     /// The counts a while ago.

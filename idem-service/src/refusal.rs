@@ -5,7 +5,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-/// One line that names the flag, what is wrong with it, and the cure.
+/// One line that names the flag, its error, and the cure.
 pub(crate) fn line(error: &Error, command: &Command) -> String {
     let flag = text(error, ContextKind::InvalidArg);
     #[allow(clippy::wildcard_enum_match_arm, reason = "clap's kinds are open, and most need no words of their own")]
@@ -20,7 +20,8 @@ pub(crate) fn line(error: &Error, command: &Command) -> String {
     }
 }
 
-/// What is no flag is not repeated: it may be a password after a blank that should not be there.
+/// An argument that is no flag is not repeated: it may be a password after a blank that should not
+/// be there.
 fn unknown(error: &Error, flag: &str) -> String {
     if !flag.starts_with('-') {
         return "there is an argument that belongs to no flag (it is not shown): every setting is a flag, such as \

@@ -1,4 +1,4 @@
-//! How the events of a worker's handlers get to where they go, and what is seen of it.
+//! How the events of a worker's handlers get to their destinations, and how that is shown.
 
 mod alone;
 mod file;

@@ -122,7 +122,7 @@ pub(crate) async fn consume<D: Database, B: Broker>(
         .publishes_to(parts.beside.destinations.clone())
         .effects(parts.effects);
     let mut hooks = parts.beside.take_hooks();
-    // Before the database is waited for, so that a wrong setting is told at once.
+    // Before the database is waited for, so that a wrong setting is reported at once.
     let consumer = (handlers.consumer)(with_settings(consumer, &settings));
     let routes = relay::routes(std::mem::take(&mut parts.beside), built.events.as_ref(), &settings.flags)
         .map_err(|error| Failure::refused(texts(&error)))?;

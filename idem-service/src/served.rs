@@ -1,4 +1,4 @@
-//! What a service over HTTP has served, as the page shows it.
+//! The requests that a service over HTTP has served, as the page shows them.
 #![cfg_attr(not(feature = "http"), allow(dead_code, reason = "nothing is served then"))]
 
 /// The counts of a service since its start.

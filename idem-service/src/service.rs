@@ -21,7 +21,7 @@ use crate::{
     stores::{On, Stores},
 };
 
-/// A worker, short of its settings: the handlers for each store that it supports, and what runs beside them.
+/// A worker, short of its settings: the handlers for each store that it supports, and the tasks beside them.
 ///
 /// Which store is used is said by `--database-url` and `--store`; one without handlers is refused.
 #[must_use]
@@ -51,9 +51,9 @@ impl Service {
     }
 
     /// A worker with settings of its own, `A`, which `--help`, variables and the file know as they know idem's.
-    /// `build` is called once they are read and the log is written, and adds what is made of them: it may connect to other
-    /// systems, and what it makes goes into handlers, hooks and routes by capturing. Its error ends the worker with status 2,
-    /// and the text stands in the log.
+    /// `build` is called once they are read and the log is written, and adds the parts made of them: it may connect to other
+    /// systems, and handlers, hooks and routes capture those clients. Its error ends the worker with status 2, and the text
+    /// stands in the log.
     ///
     /// ```no_run
     /// use std::{process::ExitCode, sync::Arc};
@@ -83,7 +83,7 @@ impl Service {
     ///             let (leaving, asked) = (Arc::clone(&provider), Arc::clone(&provider));
     ///             let charge = handler_fn(async move |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
     ///                 provider.charge(message).await?;
-    ///                 // … and what is to be written through `tx`
+    ///                 // … and the writes through `tx`
     ///                 Ok(())
     ///             });
     ///             Ok(service
@@ -130,7 +130,7 @@ impl<L> Service<L> {
     ///
     /// fn run<Kafka: Broker>() -> ExitCode {
     ///     let charge = handler_fn(async |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
-    ///         // … what is to be written through `tx`, and with it:
+    ///         // … the writes through `tx`, and with them:
     ///         tx.publish(message, Event::to("payments").event_type("PaymentCharged").json(&1177)?)?;
     ///         Ok(())
     ///     });
@@ -145,21 +145,21 @@ impl<L> Service<L> {
         self
     }
 
-    /// Brings events along this route, where a destination is none of the worker's own broker, or its receivers remember ids
+    /// Brings events along this route, for a destination outside the worker's own broker, or one whose receivers remember ids
     /// for another time than `--receiver-keeps`. May be called once a destination.
     pub fn relays(mut self, route: Route) -> Self {
         self.parts.beside.relays(route);
         self
     }
 
-    /// Sets what no flag can, after the flags; see [`WorkerSettings`]. May be called several times.
+    /// Makes the settings that have no flag, after the flags; see [`WorkerSettings`]. May be called several times.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// use idem_service::{Effects, Service};
     ///
-    /// // Operators are obeyed at once, and what waits for a table is charged after a minute.
+    /// // Operators are obeyed at once, and a message that waits for a table is charged after a minute.
     /// let service = Service::new("ledger", Effects::InTransaction).worker(|settings| {
     ///     settings.control_every = Duration::from_millis(500);
     ///     settings.database_wait_max = Duration::from_secs(60);
@@ -220,7 +220,7 @@ impl<L> Service<L> {
 }
 
 impl<L: Stores> Service<L> {
-    /// The handlers on the store of a [`Database`], your own or somebody else's.
+    /// The handlers on the store of a [`Database`], your own or another crate's.
     pub fn store<D: Database>(self, handlers: Handlers<D::Store>) -> Service<(L, On<D>)> {
         let Self { name, version, stores, parts } = self;
         Service { name, version, stores: (stores, On::new(handlers)), parts }
@@ -255,8 +255,8 @@ impl<L: Stores> Service<L> {
         self.run_with::<B>(std::env::args_os()).into()
     }
 
-    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end
-    /// with this status: what passed the drain deadline may still hold a thread.
+    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with
+    /// this status: a handler past the drain deadline may still hold a thread.
     pub fn run_with<B: Broker>(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
         let (name, version, arguments) = (self.name, self.version, arguments.into_iter().collect());
         run::run::<B, NoSettings, _, _>(name, version, arguments, |_| std::future::ready(Ok(self)))
@@ -353,8 +353,8 @@ impl<S: Store> Handlers<S> {
         self
     }
 
-    /// Sets what no flag can, after the flags: tenants, a policy for keys, rules of hashing, types without protection. Each
-    /// call adds to those before it, and wins where both set the same.
+    /// Makes the settings that have no flag, after the flags: tenants, a policy for keys, rules of hashing, types without
+    /// protection. Each call adds to those before it, and wins where both set the same.
     ///
     /// ```
     /// use idem_service::{

@@ -33,7 +33,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,
 
-    /// What a key must look like; uuid-strict also wants a version and variant of RFC 9562
+    /// The required form of a key; uuid-strict also wants a version and variant of RFC 9562
     #[arg(long, value_name = "POLICY", default_value = "token")]
     key_policy: KeyPolicyFlag,
 
@@ -62,7 +62,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
     pub(crate) in_flight: usize,
 
-    /// What happens to a message that is older than its record would be kept
+    /// The treatment of a message that is older than its record would be kept
     #[arg(long, value_name = "POLICY", default_value = "process")]
     older_than_retention: OlderThanRetentionFlag,
 
@@ -87,7 +87,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
     pub(crate) dead_letters_bytes_max: Quota,
 
-    /// What happens to a message that is to be set aside and cannot be kept; it is not acknowledged either way
+    /// The treatment of a message that is to be set aside and cannot be kept; it is not acknowledged either way
     #[arg(long, value_name = "POLICY", default_value = "hold")]
     on_unkeepable: OnUnkeepableFlag,
 
@@ -103,7 +103,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
     pub(crate) backoff_max: Duration,
 
-    /// What happens to a message whose key was used before for another payload
+    /// The treatment of a message whose key was used before for another payload
     #[arg(long, value_name = "POLICY", default_value = "dead-letter")]
     on_conflict: OnConflictFlag,
 
@@ -203,7 +203,7 @@ impl Settings {
         }
     }
 
-    /// What is handled can be kept, unless somebody asks for less.
+    /// By default every message that is handled can be kept.
     pub(crate) fn dead_letter_payload_max(&self) -> usize {
         self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
     }
@@ -220,7 +220,7 @@ impl Settings {
         self.flags.for_database(&self.consumer, &self.cleanup)
     }
 
-    /// What the table of records comes to, for whoever plans a disk: rows are rate times retention.
+    /// The size of the table of records, for planning a disk: rows are rate times retention.
     pub(crate) fn forecast(&self) -> Option<String> {
         let Retention::For(time) = self.retention else { return None };
         let rows = time.as_secs();
@@ -228,8 +228,7 @@ impl Settings {
         Some(format!("{rows} records and {megabytes} MB for each message a second"))
     }
 
-    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`; `None` on another
-    /// database.
+    /// How many connections the worker keeps to a PostgreSQL, for planning its `max_connections`; `None` on another database.
     pub(crate) fn connections(&self) -> Option<String> {
         if !["postgres", "postgresql"].contains(&self.flags.database_url.scheme()) {
             return None;
@@ -290,7 +289,8 @@ pub(crate) fn refused(error: &ConfigError) -> String {
     format!("--{flag} is {}, but {}", error.value, error.rule)
 }
 
-/// The same of a publisher of events: what its type calls by dead letters, which it takes too, is a destination here.
+/// The same of a publisher of events: its type, which also takes dead letters, names the field after those, but here it is a
+/// destination.
 #[cfg(any(feature = "kafka", feature = "amqp", feature = "sqs"))]
 pub(crate) fn refused_destination(error: &ConfigError) -> String {
     if error.field.starts_with("dead_letter_") {

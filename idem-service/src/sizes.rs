@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
 
 /// # Errors
-/// What a size must look like.
+/// The required form of a size.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
     let (number, bytes) = unit.unwrap_or((text, 1));
@@ -17,7 +17,7 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "it must be a number of bytes, or one with a unit, such as 256KiB or 16MiB".to_owned())
 }
 
-/// A parser of whole numbers within these bounds, so that a wrong one is told before anything else happens.
+/// A parser of whole numbers within these bounds, so that a wrong one is reported before anything else happens.
 pub(crate) fn count<T>(bounds: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
     T: std::str::FromStr + PartialOrd + std::fmt::Display + Clone + Send + Sync + 'static,

@@ -16,7 +16,8 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
     number.checked_mul(*milliseconds).map(Duration::from_millis).ok_or_else(|| "it is too long".to_owned())
 }
 
-/// Those of the engine, which says them in its own words: told here, they are told before anything is connected.
+/// Those of the engine, which reports them in its own words: checked here, they are reported before anything is
+/// connected.
 const BOUNDS: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3650 * 24 * 3600);
 
 /// A span within the bounds of a retention, or `forever`.

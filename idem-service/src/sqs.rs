@@ -28,11 +28,11 @@ pub struct Sqs {
     #[arg(long, env = "SQS_DEAD_LETTER_QUEUE_URL", value_name = "URL")]
     dead_letter_queue_url: Option<String>,
 
-    /// What the producer's message is wrapped in [default: nothing]
+    /// The envelope around the producer's message [default: none]
     #[arg(long, value_name = "WHAT")]
     envelope: Option<Envelope>,
 
-    /// How long SQS keeps a message from others before it must hear of us again; longer than --handler-deadline
+    /// How long SQS hides a message from others before it must be extended; longer than --handler-deadline
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spans::span)]
     visibility: Duration,
 
@@ -72,7 +72,7 @@ impl Broker for Sqs {
     }
 }
 
-/// A client with what the AWS SDK finds.
+/// A client with the configuration that the AWS SDK finds.
 async fn client() -> Result<Client, BoxError> {
     let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
     let http = Builder::new().tls_provider(tls).build_https();
@@ -83,7 +83,7 @@ async fn client() -> Result<Client, BoxError> {
     Ok(Client::new(&config))
 }
 
-/// What makes publishers of events to queues, by their URLs.
+/// The factory of publishers of events to queues, by their URLs.
 fn events(client: Client) -> Events {
     Box::new(move |url, cloud_events| {
         let publisher = SqsPublisher::new(&client, url).map_err(|error| settings::refused_destination(&error))?;

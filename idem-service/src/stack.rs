@@ -5,7 +5,7 @@ use std::io;
 use tokio::runtime::{Builder, Runtime};
 
 /// A debug build needs up to 1.5 MiB of the 2 MiB that tokio's threads have by default, before the handler's own futures. Only
-/// what is used takes memory.
+/// used pages take memory.
 const STACK_BYTES: usize = 4 << 20;
 
 pub(crate) fn runtime() -> io::Result<Runtime> {
@@ -16,7 +16,7 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 mod tests {
     use super::*;
 
-    /// Goes down until so many bytes of stack lie between here and `top`. Answers how many levels that took.
+    /// Recurses until this many bytes of stack lie between here and `top`. Returns how many levels that took.
     fn deep(top: usize, bytes: usize) -> usize {
         let here = std::hint::black_box([0_u8; 4 << 10]);
         let address = std::ptr::from_ref(&here).addr();

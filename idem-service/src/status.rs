@@ -27,24 +27,24 @@ use crate::{
     served::Served,
 };
 
-/// What a service over HTTP has served so far.
+/// The requests that a service over HTTP has served so far.
 type Look = Box<dyn Fn() -> Served + Send + Sync>;
 
 /// The source's share now, such as partitions.
 type Partitions = Box<dyn Fn() -> Option<Vec<Lag>> + Send + Sync>;
 
-/// What the process is, beside its consumer.
+/// The identity of the process, beside its consumer.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) program: &'static str,
     pub(crate) version: &'static str,
     /// Host and number.
     pub(crate) process: String,
-    /// Where its messages come from, as the broker's flags say it: what it is, and its value.
+    /// Where its messages come from, by the broker's flags: a kind and a name.
     pub(crate) place: Vec<(&'static str, String)>,
     /// The schema of idem's tables, where it is not the usual one.
     pub(crate) schema: Option<String>,
-    /// Keys are shown by what stands for them.
+    /// Keys are shown by their stand-ins.
     pub(crate) keys_are_hidden: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Status {
     worker: OnceLock<(WorkerView, Partitions)>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
-    /// What is served, in a service over HTTP.
+    /// The requests served, in a service over HTTP.
     serves: OnceLock<Look>,
     /// A task beside the worker that died.
     dead: OnceLock<&'static str>,
@@ -126,13 +126,13 @@ impl Status {
         let _ = self.worker.set((view, Box::new(partitions)));
     }
 
-    /// What it is, told once.
+    /// Sets its identity, once.
     pub(crate) fn identify(&self, identity: Identity) {
         // As above.
         let _ = self.identity.set(identity);
     }
 
-    /// What it is; nothing before it is told.
+    /// Its identity; `None` before it is set.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.get()
     }
@@ -158,7 +158,7 @@ impl Status {
         }
     }
 
-    /// What was counted in the last minute.
+    /// The counts of the last minute.
     pub(crate) fn last_minute(&self, now: Instant) -> Recent {
         self.rates.recent(now)
     }
@@ -192,19 +192,19 @@ impl Status {
         let _ = self.serves.set(Box::new(look));
     }
 
-    /// What was served; nothing where requests are not, or not yet.
+    /// The requests served; `None` for a worker, or before the service runs.
     pub(crate) fn served(&self) -> Option<Served> {
         self.serves.get().map(|look| look())
     }
 
-    /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
+    /// Runs a task beside the worker. One that panics is reported by [`dead`](Self::dead) from then on.
     pub(crate) fn supervise(self: &Arc<Self>, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         struct Supervised(Arc<Status>, &'static str);
         impl Drop for Supervised {
             fn drop(&mut self) {
                 if thread::panicking() {
                     tracing::error!(task = self.1, "a task beside the worker died, which is a bug in idem");
-                    // The first is the one that is told.
+                    // The first is the one that is reported.
                     let _ = self.0.dead.set(self.1);
                 }
             }
@@ -258,12 +258,12 @@ impl Status {
         self.worker.get().map(|(view, _)| view.recent(kind)).unwrap_or_default()
     }
 
-    /// Sets the gauges to what is so now.
+    /// Sets the gauges to the present values.
     pub(crate) fn measure(&self) {
         if let Some((view, _)) = self.worker.get() {
             view.measure();
         }
-        // A worker tells this of itself.
+        // A worker sets this gauge itself.
         if self.serves.get().is_some() {
             let is_ready = f64::from(u8::from(!self.stop.is_cancelled()));
             metrics::gauge!(READY.name, CONSUMER => self.consumer.clone()).set(is_ready);

@@ -1,4 +1,4 @@
-//! The stores that a worker has handlers for, as a list of types: what is not in it is not linked.
+//! The stores that a worker has handlers for, as a list of types: others are not linked.
 
 use std::{fmt, future::Future, sync::Arc};
 

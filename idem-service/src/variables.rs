@@ -1,12 +1,12 @@
-//! Variables that begin like one of ours and are none: a misspelt setting that is ignored is found out in production.
+//! Unknown variables with one of our prefixes: a misspelt setting that is ignored is found out in production.
 
 use clap::{Arg, Command};
 
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
 
-/// Those that begin so, and are the command's or of the project's own scripts and tests, each of which may stand in the shell that
-/// a worker is started from. By their whole names, so that what is misspelt is still found out.
+/// Those with that prefix that belong to the command or to the project's own scripts and tests, each of which may stand in the
+/// shell that a worker is started from. By their whole names, so that a misspelt one is still found out.
 const OF_THE_HOUSE: [&str; 17] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",
@@ -27,7 +27,7 @@ const OF_THE_HOUSE: [&str; 17] = [
     "IDEM_TEST_RUN",
 ];
 
-/// Which of `names` begin like the broker's and are read by no flag, for a warning: another program's, such as
+/// Those of `names` that begin like the broker's and are read by no flag, for a warning: another program's, such as
 /// `KAFKA_HEAP_OPTS`.
 ///
 /// # Errors

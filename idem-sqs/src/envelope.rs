@@ -9,8 +9,8 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// The envelope around the producer's message. The wrapping changes with each publication, so the hash and the handler get
-/// what is inside. A body that is no such envelope is handed over as it is; one with a repeated member is malformed.
+/// The envelope around the producer's message. The wrapping changes with each publication, so the hash and the handler get the
+/// message inside. A body that is no such envelope is handed over as it is; one with a repeated member is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Envelope {
@@ -22,8 +22,8 @@ pub enum Envelope {
     EventBridge,
 }
 
-/// The members of a JSON object in their order, as the text that they have. `serde` would drop the first of two members of one
-/// name that nobody asks for, and the first of two keys of a map.
+/// The members of a JSON object in their order, as the text that they have. `serde` would drop the first of two members with
+/// one name that no field asks for, and the first of two keys of a map.
 struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
@@ -82,9 +82,8 @@ enum Opened {
 }
 
 impl Envelope {
-    /// The message inside of `body`, which came with these headers and this id of its own, for those who receive in a loop
-    /// of their own. A body that is no such envelope is the message itself; one with a repeated member is marked by
-    /// [`Message::with_problem`].
+    /// The message inside of `body`, which came with these headers and this id of its own, for a receive loop of your own. A
+    /// body that is no such envelope is the message itself; one with a repeated member is marked by [`Message::with_problem`].
     #[must_use]
     pub fn open(self, body: String, headers: Headers, message_id: &str) -> Message {
         let opened = match self {

@@ -8,7 +8,7 @@ use idem_core::SourceError;
 
 use crate::options::queue_name;
 
-/// By which SQS says that this client is not who it says, or that nobody knows it.
+/// The codes by which SQS rejects this client's identity.
 const NOT_LET_IN: [&str; 10] = [
     "ExpiredToken",
     "ExpiredTokenException",
@@ -90,7 +90,7 @@ fn has_no_region(error: &(dyn Error + 'static)) -> bool {
     idem_core::chain(error).any(|error| error.to_string().contains("missing signing region"))
 }
 
-/// Whether nobody has credentials for us, as opposed to a provider that cannot be reached now.
+/// Whether no provider has credentials, as opposed to a provider that cannot be reached now.
 fn has_no_credentials(error: &(dyn Error + 'static)) -> bool {
     idem_core::chain(error).any(|error| {
         // Errors whose types are the SDK's own: of a client without any provider, and of a machine whose metadata, the last

@@ -1,4 +1,4 @@
-//! [`SqsPublisher`] as what brings events to a queue.
+//! [`SqsPublisher`] as the publisher of events to a queue.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::{
     queue::AT_ONCE,
 };
 
-/// How many bytes the entries of one request may have together: what every version of SQS takes.
+/// How many bytes the entries of one request may have together: every version of SQS takes this many.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 /// How many requests are under way at once. Their events have different ordering keys.
@@ -33,16 +33,16 @@ const EVENTS_MAX: usize = 200;
 /// The attribute that has those of CloudEvents, as JSON.
 const TOGETHER: &str = "ce";
 
-/// What the header or the property of the media type is called here.
+/// The name of the header with the media type.
 const CONTENT_TYPE: &str = "content-type";
 
-/// What says the type of an event, which the source reads.
+/// The attribute with the type of an event, which the source reads.
 const TYPE: &str = "EventType";
 
 /// The longest group, in characters.
 const GROUP_MAX: usize = 128;
 
-/// What becomes of the events of a call, in order.
+/// The results of the events of a call, in order.
 type Answers = Vec<Option<Result<(), EventError>>>;
 
 #[async_trait]
@@ -83,10 +83,11 @@ impl SqsPublisher {
         EventError::DoesNotFit { problem: format!("queue {queue:?} cannot take the event: {problem}") }
     }
 
-    /// The entry of an event, and what it takes.
+    /// The entry of an event, and its size.
     fn entry(&self, place: usize, event: &OutgoingEvent, bytes_max: usize) -> Result<(Entry, usize), String> {
         let wire = self.cloud_events.on_wire_together(event, TOGETHER);
-        let body = std::str::from_utf8(&wire.payload).map_err(|_| "SQS takes text alone, and the payload is none")?;
+        let body =
+            std::str::from_utf8(&wire.payload).map_err(|_| "SQS takes text alone, and the payload is not text")?;
         if body.is_empty() {
             return Err("SQS takes no message without a payload".to_owned());
         }
@@ -178,7 +179,8 @@ fn again(error: &SourceError) -> EventError {
     }
 }
 
-/// The entries of each request: at most ten, and so many bytes, but one at least.
+/// The entries of each request: at most ten, and of at most [`REQUEST_BYTES_MAX`] together, but one at
+/// least.
 fn requests(sizes: &[usize]) -> Vec<Range<usize>> {
     let (mut requests, mut start, mut bytes) = (Vec::new(), 0, 0);
     for (place, size) in sizes.iter().enumerate() {
@@ -194,7 +196,7 @@ fn requests(sizes: &[usize]) -> Vec<Range<usize>> {
     requests
 }
 
-/// Letters, digits and punctuation, at most 128 of them; what is none is a digest.
+/// Letters, digits and punctuation, at most 128 of them; any other key becomes a digest.
 fn group(event: &OutgoingEvent) -> String {
     let Some(key) = &event.ordering_key else { return deduplication_id(&event.key) };
     let text = std::str::from_utf8(key.as_bytes()).ok();

@@ -1,4 +1,4 @@
-//! For producers: on a FIFO queue the idempotency key is also what SQS drops repetitions by.
+//! For producers: on a FIFO queue SQS also drops repetitions by the idempotency key.
 
 use aws_sdk_sqs::{operation::send_message::builders::SendMessageFluentBuilder, types::MessageAttributeValue as Value};
 use idem_core::{IdempotencyKey, key::KEY_FIELD};
@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 /// The longest deduplication id that SQS takes.
 const BYTES_MAX: usize = 128;
 
-/// How the id of a key begins that is no id as it stands.
+/// The prefix of an id for a key that is no valid id itself.
 const HASHED: &str = "idem-sha256:";
 
 /// The key as a `MessageDeduplicationId`: itself where SQS takes it, otherwise a digest of it. The same for every send of

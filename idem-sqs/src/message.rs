@@ -10,10 +10,10 @@ use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
 
 use crate::{envelope::Envelope, queue::Queue, state::Incoming};
 
-/// The attribute that says what kind of event a message is.
+/// The attribute with the kind of event that a message is.
 const TYPE_ATTRIBUTE: &str = "EventType";
 
-/// `None` for what could never be settled, which SQS does not send.
+/// `None` for a message that could never be settled, which SQS does not send.
 pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Received) -> Option<Incoming> {
     let (receipt, message_id) = (received.receipt_handle?, received.message_id?);
     let facts = received.attributes.unwrap_or_default();
@@ -45,7 +45,7 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     Some(Incoming { message, message_id, receipt, attempt, suspect })
 }
 
-/// With the type that its producer has said in an attribute; that of an envelope goes before.
+/// With the type in the producer's attribute, unless an envelope has one.
 fn with_type(message: Message) -> Message {
     let kind = message.headers().text(TYPE_ATTRIBUTE).filter(|_| message.message_type().is_none()).map(str::to_owned);
     match kind {
@@ -58,13 +58,13 @@ fn with_type(message: Message) -> Message {
 /// while it had the message for longer than a visibility, or died of another one.
 const SUSPECT_FROM: u32 = 3;
 
-/// Whether earlier receives may have ended with the processes that had the message. What comes again before a visibility has
-/// passed since its first receive was given back each time, which only a worker that lives can do.
+/// Whether earlier receives may have ended with the processes that had the message. A message that comes again before a
+/// visibility has passed since its first receive was given back each time, which only a worker that lives can do.
 fn is_suspect(attempt: u32, since_the_first: Option<Duration>, visibility: Duration) -> bool {
     attempt >= SUSPECT_FROM && since_the_first.is_none_or(|time| time >= visibility)
 }
 
-/// The types of attributes that are not told by their values, for a publisher that sends them again: JSON, by name.
+/// The types of attributes that do not follow from their values, for a publisher that sends them again: JSON, by name.
 fn types(attributes: &HashMap<String, Value>) -> Option<Vec<u8>> {
     let told = |value: &Value| match &value.binary_value {
         Some(bytes) => value.data_type == "Binary" && std::str::from_utf8(bytes.as_ref()).is_err(),
@@ -91,7 +91,7 @@ fn headers(mut attributes: Vec<(String, Value)>) -> Headers {
 mod tests {
     use super::*;
 
-    /// F21: a router goes by what the producer calls the event.
+    /// F21: a router goes by the producer's name of the event.
     #[test]
     fn f21_the_attribute_event_type_is_the_type() {
         let plain = || Message::new("x");
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Not only what SQS allows: values are missing, are there twice, and are called by types that do not exist.
+    /// Not only values that SQS allows: some are missing, are there twice, or have types that do not exist.
     fn any_value(random: &mut fastrand::Rng) -> Value {
         let types = ["String", "Number", "Binary", "Binary.jpeg", "String.é", ""];
         let mut value = Value::builder().data_type(types[random.usize(..types.len())]);

@@ -24,7 +24,7 @@ pub struct SqsOptions {
 }
 
 impl SqsOptions {
-    /// The [wait](Self::wait) unless told otherwise.
+    /// The default [wait](Self::wait).
     pub const WAIT: Duration = Duration::from_secs(5);
 
     /// One queue, by its URL, over a client of the caller's: region, credentials, endpoint and HTTP are its own. Retries
@@ -42,16 +42,16 @@ impl SqsOptions {
         }
     }
 
-    /// How long SQS keeps a message from others before it must hear of us again. Defaults to 60 s, whatever the queue's
-    /// own setting is; from 2 s to 12 h. It is extended at half of that until the message is settled, and after a crash
-    /// it is how long the messages stay away.
+    /// How long SQS hides a message from others before it must be extended. Defaults to 60 s, whatever the queue's own
+    /// setting is; from 2 s to 12 h. It is extended at half of that until the message is settled, and after a crash it is
+    /// how long the messages stay away.
     #[must_use]
     pub fn visibility(mut self, time: Duration) -> Self {
         self.visibility = time;
         self
     }
 
-    /// How long one call of the handler may take, as the consumer was told. Defaults to 30 s, as there. It must be
+    /// How long one call of the handler may take: the consumer's setting. Defaults to 30 s, as there. It must be
     /// shorter than [`visibility`](Self::visibility): an extension may fail, and then another worker runs the same
     /// message beside a handler that still runs.
     #[must_use]
@@ -61,7 +61,7 @@ impl SqsOptions {
     }
 
     /// How long a receive waits for messages. Defaults to 5 s; from 1 s to 20 s, the most that SQS allows. A receive is
-    /// not abandoned, because what it brings would be away until its visibility passes: a stop waits for it, and has time
+    /// not abandoned, because its messages would be away until their visibility passes: a stop waits for it, and has time
     /// enough where this is 3 s shorter than the worker's `drain`. With 20 s an idle worker asks a quarter as often.
     #[must_use]
     pub fn wait(mut self, time: Duration) -> Self {
@@ -146,12 +146,12 @@ pub(crate) fn check_url(field: &'static str, url: &str) -> Result<(), ConfigErro
     }
 }
 
-/// The queue's name is what its URL ends with.
+/// The queue's name is the end of its URL.
 pub(crate) fn queue_name(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or(url)
 }
 
-/// SQS itself tells the two kinds of queues by their names.
+/// SQS itself distinguishes the two kinds of queues by their names.
 pub(crate) fn is_fifo(url: &str) -> bool {
     queue_name(url).ends_with(".fifo")
 }

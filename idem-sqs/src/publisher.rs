@@ -37,7 +37,7 @@ pub(crate) const ATTRIBUTES_MAX: usize = 10;
 /// How large a message may be with them, where the queue does not say.
 const BYTES_MAX: usize = 1 << 20;
 
-/// The attribute that has all of why a message was set aside, as JSON, where there is no room for one attribute each.
+/// The attribute with all facts of why a message was set aside, as JSON, where there is no room for one attribute each.
 const FACTS_TOGETHER: &str = "idem";
 
 /// A [`Publisher`] to a queue, which must exist.
@@ -119,7 +119,7 @@ impl Publisher for SqsPublisher {
             // SQS carries text, and not an empty one. A message that came from it does not fail here.
             (Some(Ok(body)), _) if !body.is_empty() => Cow::Borrowed(body),
             (_, Some(row)) => Cow::Owned(format!("The payload is in row {} of dead_letters.", row.0)),
-            (_, None) => return Err(self.does_not_fit(dead_letter, "its payload is no text, or there is none")),
+            (_, None) => return Err(self.does_not_fit(dead_letter, "its payload is not text, or is missing")),
         };
         let room = self.bytes_max().await.checked_sub(body.len());
         let Some(attributes) = room.and_then(|room| attributes(dead_letter, room)) else {
@@ -134,7 +134,7 @@ impl Publisher for SqsPublisher {
         }
         match send.send().await {
             Ok(_) => Ok(()),
-            // About this message: its size where the queue's limit was not known, or what it is made of.
+            // About this message: its size where the queue's limit was not known, or its content.
             Err(error) if error.code().is_some_and(|code| REFUSES_THE_MESSAGE.contains(&code)) => {
                 Err(self.does_not_fit(dead_letter, error.message().unwrap_or("SQS does not say why")))
             }
@@ -143,7 +143,7 @@ impl Publisher for SqsPublisher {
     }
 }
 
-/// The codes by which SQS refuses a message for what it is.
+/// The codes by which SQS refuses a message for its content.
 pub(crate) const REFUSES_THE_MESSAGE: [&str; 3] =
     ["InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue"];
 
@@ -176,7 +176,7 @@ impl Attributes {
 /// without a payload leaves them out instead.
 fn attributes(dead_letter: &DeadLetter, room: usize) -> Option<Vec<(String, Value)>> {
     let headers = dead_letter::headers(dead_letter);
-    // Without a key there is no such fact, and what has its name is the producer's: a key that is malformed, maybe no text.
+    // Without a key there is no such fact, and the header of that name is the producer's: a malformed key, maybe no text.
     let own_key = dead_letter.message.headers().text(KEY_FIELD);
     let is_own_key = dead_letter.key.as_ref().is_none_or(|key| own_key == Some(key.as_str()));
     let (facts, theirs): (Vec<_>, Vec<_>) =
@@ -194,7 +194,8 @@ fn attributes(dead_letter: &DeadLetter, room: usize) -> Option<Vec<(String, Valu
         .unwrap_or_default();
     for (name, value) in theirs {
         let bytes = value.unwrap_or_default();
-        // What came from SQS is there once, with a name and a value that it takes; what did not is carried as far as it can.
+        // Attributes from SQS are there once, with a name and a value that it takes; other headers are carried as far as
+        // possible.
         if bytes.is_empty() || own.has(name) || !is_name(name) {
             continue;
         }
@@ -205,7 +206,7 @@ fn attributes(dead_letter: &DeadLetter, room: usize) -> Option<Vec<(String, Valu
     }
     let text = |value: &str| Value::builder().data_type("String").string_value(value).build();
     if dead_letter.payload_omitted.is_some() {
-        // Here the facts are what it is about.
+        // Without its payload, the dead letter is about the facts.
         let mut all = Attributes { room, all: Vec::new() };
         for (name, value) in &facts {
             if let Ok(value) = text(value) {

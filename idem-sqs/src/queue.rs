@@ -1,4 +1,4 @@
-//! The requests to SQS. Retries are made by those who know until when they make sense, so the SDK makes none.
+//! The requests to SQS. The callers retry, for as long as that makes sense; the SDK does not.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -29,11 +29,11 @@ use crate::{
 /// How many messages a request may be about.
 pub(crate) const AT_ONCE: usize = 10;
 
-/// How long SQS may take to answer; a receive takes its wait on top. A receive may hang for ever without it. What keeps a
-/// message or settles it gets at most a quarter of the visibility, so that a request that hangs is sent again in time.
+/// How long SQS may take to answer; a receive takes its wait on top. A receive may hang for ever without it. A request that
+/// keeps a message or settles it gets at most a quarter of the visibility, so that one that hangs is sent again in time.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The attributes asked for by name with each message; SQS tells no others.
+/// The attributes asked for by name with each message; SQS sends no others.
 const NAMES: [Name; 5] = [
     Name::ApproximateReceiveCount,
     Name::ApproximateFirstReceiveTimestamp,
@@ -80,7 +80,7 @@ impl Intercept for Asked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Delete,
-    /// Others see it after so many seconds.
+    /// Others see it after this many seconds.
     Visible(i32),
 }
 
@@ -133,7 +133,7 @@ impl Queue {
         }
     }
 
-    /// For how long SQS keeps what was received from others.
+    /// For how long SQS hides received messages from others.
     pub(crate) fn visibility(&self) -> Duration {
         Duration::from_secs(self.visibility.unsigned_abs().into())
     }

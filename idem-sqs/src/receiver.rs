@@ -1,4 +1,4 @@
-//! A receiver: long polls, one after the other, while there is somebody for what they bring.
+//! A receiver: long polls, one after the other, while a worker wants their messages.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,11 +7,11 @@ use idem_core::{RetryPolicy, SourceError};
 
 use crate::{envelope::Envelope, message, queue::Queue, state::Shared};
 
-/// After so many polls that brought nothing the queue is asked whether that is right (F9).
+/// After this many empty polls the queue is asked whether that is right (F9).
 const LOOK_AFTER: u32 = 3;
 
-/// Runs until it is stopped. A receive under way is never dropped: what SQS has handed over by then would be kept from
-/// others until its visibility passes.
+/// Runs until it is stopped. A receive under way is never dropped: messages that SQS has handed over by then would be hidden
+/// from others until their visibility passes.
 pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, envelope: Option<Envelope>) {
     let mut empty = 0;
     while let Some(count) = shared.room().await {

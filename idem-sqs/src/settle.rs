@@ -1,4 +1,4 @@
-//! Settlements on their way to SQS: batches of ten, every entry's answer read, and what passes tried again.
+//! Settlements on their way to SQS: batches of ten, every entry's answer read, and transient errors tried again.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,10 +17,11 @@ pub(crate) const REQUESTS: usize = 8;
 /// How long an entry that fails is tried again. A handled message is recorded, and comes back as a duplicate at worst.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Tells SQS, and answers for each delivery by its number.
+/// Sends settlements to SQS, and returns the result of each delivery by its number.
 pub(crate) async fn send(queue: &Queue, items: &[Item]) -> HashMap<u64, Settled> {
     let batches = items.chunk_by(|one, next| one.change == next.change).flat_map(|run| run.chunks(AT_ONCE));
-    // A FIFO queue is told one after the other. What is visible again of a group is then always its beginning (F6).
+    // A FIFO queue gets one request after the other. The messages of a group that are visible again are then always
+    // its beginning (F6).
     let at_once = if queue.fifo { 1 } else { REQUESTS };
     let requests: Vec<_> = batches.map(|batch| until_answered(queue, batch)).collect();
     let answers: Vec<_> = stream::iter(requests).buffered(at_once).collect().await;

@@ -27,8 +27,8 @@ const GIVE_BACK: Duration = Duration::from_secs(3);
 
 /// One queue. [`SqsOptions`] makes one.
 ///
-/// From [`Source::attach`] until [`Source::close`] its own tasks receive messages and keep those in hand from others. A
-/// source that is dropped just ends; what it had in hand comes back when its visibility passes.
+/// From [`Source::attach`] until [`Source::close`] its own tasks receive messages and keep those in hand from others. A source
+/// that is dropped just ends; its messages in hand come back when their visibility passes.
 pub struct SqsSource {
     options: SqsOptions,
     queue: Arc<Queue>,
@@ -122,7 +122,7 @@ impl Source for SqsSource {
     /// A delete that fails is tried again for ten seconds and is no error: the message comes back as a duplicate.
     ///
     /// # Cancel safety
-    /// Not cancel safe: whether SQS was told is then not known.
+    /// Not cancel safe: whether SQS got the settlements is then unknown.
     async fn settle(&self, settlements: Vec<(SqsHandle, Settle)>) -> Vec<Settled> {
         self.gather(settlements.len()).await;
         let (mut deletes, mut releases) = (Vec::new(), Vec::new());
@@ -170,7 +170,7 @@ impl Source for SqsSource {
         let mut running = self.running.lock().await;
         let received = async { while running.receivers.join_next().await.is_some() {} };
         if tokio::time::timeout_at(until - GIVE_BACK.min(deadline / 2), received).await.is_err() {
-            tracing::warn!(queue = self.queue.name, "a receive did not end in time; what it brings comes back later");
+            tracing::warn!(queue = self.queue.name, "a receive did not end in time; its messages come back later");
             running.receivers.shutdown().await;
         }
         if tokio::time::timeout_at(until, settle::give_back(&self.shared, &self.queue)).await.is_err() {

@@ -97,7 +97,7 @@ struct Held {
     extend_at: Option<Instant>,
 }
 
-/// What the keeper does with a delivery.
+/// The keeper's action for a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Care {
     Wait,
@@ -140,7 +140,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
+    /// The next thing to hand over. Nothing is lost if the caller is dropped: whatever is taken is returned at once.
     pub(crate) async fn receive(&self, max: usize) -> Result<Received<SqsHandle>, SourceError> {
         let _wanted = Wanted::new(self, max);
         loop {
@@ -204,8 +204,8 @@ impl Shared {
         self.lock().unreachable_since.map(|since| since.elapsed())
     }
 
-    /// Waits until more messages are wanted, and answers how many to ask for: what waits here is kept from other workers.
-    /// `None` once it is stopped. [`answered`](Self::answered) follows.
+    /// Waits until more messages are wanted, and returns how many to ask for: messages that wait here are hidden from other
+    /// workers. `None` once it is stopped. [`answered`](Self::answered) follows.
     pub(crate) async fn room(&self) -> Option<usize> {
         loop {
             let mut changed = pin!(self.room.notified());
@@ -235,7 +235,7 @@ impl Shared {
         self.lock().changes
     }
 
-    /// Takes in what one poll brought, which began after so many `changes`.
+    /// Takes in the messages of one poll, which began at this number of `changes`.
     pub(crate) fn deliver(&self, changes: u64, messages: Vec<Incoming>) {
         let mut state = self.lock();
         if messages.is_empty() {
@@ -336,7 +336,7 @@ impl Shared {
             }
         }
         lost.into_iter().for_each(|number| state.lose(number, "its visibility could not be extended in time"));
-        // Its group may have gone with what was lost.
+        // It may have gone with a lost message of its group.
         due.retain(|(number, _)| state.held.contains_key(number));
         drop(state);
         self.arrived.notify_one();
@@ -424,7 +424,10 @@ impl State {
             self.given_up.extend(item);
         }
         if !lost.is_empty() {
-            tracing::warn!(followers = lost.len(), "what follows it in its group is given back, to keep its order");
+            tracing::warn!(
+                followers = lost.len(),
+                "the messages behind it in its group are given back, to keep their order"
+            );
         }
         lost.insert(0, number);
         let assignments = lost.into_iter().map(Assignment).collect();

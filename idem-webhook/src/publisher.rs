@@ -102,11 +102,12 @@ impl WebhookPublisher {
         Self { is_plaintext_allowed: true, ..self }
     }
 
-    /// Whether this endpoint would be called: what can be known of it without a try. Ask before you store what a customer has
-    /// entered, because the events of an endpoint that is refused wait for a person.
+    /// Whether this endpoint would be called, as far as that is known without a try. Ask before you store a customer's
+    /// endpoint, because the events of an endpoint that is refused wait for a person.
     ///
     /// # Errors
-    /// [`ConfigError`] if it has no secret, or a URL that is none, is not allowed to be called, or has an address that is not.
+    /// [`ConfigError`] if it has no secret, or if its URL is invalid, is not allowed to be called, or has an address that is
+    /// not.
     pub fn check(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
         // The URL may contain a secret of the endpoint's owner.
         self.checked(endpoint).map(|_| ()).map_err(|problem| ConfigError::new("endpoint", "(not shown)", problem))
@@ -132,7 +133,7 @@ impl WebhookPublisher {
 
     /// Refuses URLs that may not be called. Names are checked when they are resolved.
     fn checked(&self, endpoint: &Endpoint) -> Result<Url, &'static str> {
-        let url = Url::parse(&endpoint.url).map_err(|_| "its endpoint's URL is none")?;
+        let url = Url::parse(&endpoint.url).map_err(|_| "its endpoint's URL is not valid")?;
         let is_plaintext = url.scheme() == "http";
         if !(url.scheme() == "https" || is_plaintext && self.is_plaintext_allowed) {
             return Err("its endpoint's URL does not begin with https://");

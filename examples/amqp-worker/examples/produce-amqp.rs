@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         tick.tick().await;
         let mut confirms = Vec::new();
         for (number, record) in some {
-            // The id tells two messages apart that are equal in everything else, which matters to dead letters alone.
+            // The id distinguishes two messages that are equal in everything else, which matters to dead letters alone.
             let id = ShortString::try_new(format!("{what}-{number}")).map_err(|error| error.to_string())?;
             let persistent = BasicProperties::default().with_delivery_mode(2).with_message_id(id);
             let payload = record.payload.as_bytes();

@@ -1,5 +1,5 @@
-//! The two consumers, each with its store, its worker, and what it tells or hears. An application has one of them in a
-//! program, and leaves out the kills.
+//! The two consumers, each with its store, its worker, and the events it publishes or consumes. An application has one
+//! of them in a program, and leaves out the kills.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     queue::ToQueue,
 };
 
-/// After a kill what was in flight runs again one by one, so less of it makes a faster restart.
+/// After a kill the messages in flight run again one by one, so fewer of them make a faster restart.
 const IN_FLIGHT: usize = 200;
 
-/// Consumes purchases and tells of each, until nothing is left to consume or to tell.
+/// Consumes purchases and publishes each, until nothing is left to consume or to send.
 pub(crate) async fn shop(purchases: Queue, recorded: ToQueue, file: PathBuf) -> Result<(), BoxError> {
     let kills = Arc::clone(&recorded.kills);
     database::create(&file, SHOP_TABLE).await?;
@@ -38,7 +38,7 @@ pub(crate) async fn shop(purchases: Queue, recorded: ToQueue, file: PathBuf) -> 
     Ok(())
 }
 
-/// Consumes what the shop tells of, until that is over and all of it is consumed.
+/// Consumes the shop's events, until the shop has ended and all of them are consumed.
 pub(crate) async fn accounts(
     recorded: Queue,
     shop_is_done: CancellationToken,

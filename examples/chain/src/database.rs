@@ -1,4 +1,4 @@
-//! The applications' own tables, and what is in them at the end.
+//! The applications' own tables, and their rows at the end.
 
 use std::path::Path;
 

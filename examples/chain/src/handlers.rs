@@ -1,13 +1,13 @@
-//! The two handlers: what a user of idem writes. Copy them.
+//! The two handlers, a user's own code. Copy them.
 
 use idem_core::{Event, Handler, HandlerError, Message, Tx};
 use idem_sqlx::SqliteStore;
 use serde::{Deserialize, Serialize};
 
-/// Where the shop tells of purchases, and the accounts hear of them.
+/// The destination of the shop's events, which the accounts consume.
 pub(crate) const RECORDED: &str = "recorded";
 
-/// What the producer sends the shop, and the shop the accounts.
+/// The message from the producer to the shop, and from the shop to the accounts.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Purchase {
     customer: String,

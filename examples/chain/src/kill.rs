@@ -1,8 +1,8 @@
 //! Kills at planned moments. An application needs none of this.
 //!
 //! A consumer runs in a tokio runtime of its own. At a planned moment the code that runs there stops, and the runtime is
-//! dropped under it: nothing is rolled back, acknowledged, marked or closed in good order. That is what database and broker
-//! see of a process that is killed.
+//! dropped under it: nothing is rolled back, acknowledged, marked or closed in good order. Database and broker see the same
+//! of a process that is killed.
 
 use std::{
     fmt, future,
@@ -51,7 +51,7 @@ impl Kills {
         Self { planned: Mutex::new(planned.into()), happened: Mutex::default(), now: Notify::new() }
     }
 
-    /// So many more are there. Does not return from a kill.
+    /// Counts this many more. Does not return from a kill.
     pub(crate) async fn at(&self, moment: Moment, count: usize) {
         let is_due = {
             let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl Kills {
     }
 }
 
-/// A handler that may be killed after what it writes.
+/// A handler that may be killed after its writes.
 pub(crate) struct Killed<T>(pub(crate) T, pub(crate) Arc<Kills>);
 
 impl<S: Store, H: Handler<S>> Handler<S> for Killed<H> {
@@ -108,7 +108,7 @@ impl<S: Store, H: Handler<S>> Handler<S> for Killed<H> {
     }
 }
 
-/// A source that may be killed before what it acknowledges.
+/// A source that may be killed before it acknowledges.
 pub(crate) struct KilledSource<B>(pub(crate) B, pub(crate) Arc<Kills>);
 
 impl<B: Source> Source for KilledSource<B> {

@@ -1,6 +1,6 @@
-//! Two consumers in a row on real purchases: a shop, which tells of each purchase in its transaction, and accounts, which
-//! hear of it over a broker. Both are killed on the way, the broker delivers twice, the relay sends twice, and both end
-//! exact to the cent. `handlers.rs` and `consume.rs` are what an application needs; the rest is the mischief.
+//! Two consumers in a row on real purchases: a shop, which publishes each purchase in its transaction, and accounts,
+//! which consume the events from a broker. Both are killed on the way, the broker delivers twice, the relay sends twice,
+//! and both end exact to the cent. `handlers.rs` and `consume.rs` are the application; the rest is the mischief.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that shows its results in a terminal")]
 
 mod consume;
@@ -27,7 +27,7 @@ use self::{
     queue::{Sent, ToQueue},
 };
 
-/// What was really sold.
+/// The real sales.
 const SOLD: (i64, i64) = (69_659, 250_031_563);
 
 fn main() -> ExitCode {
@@ -46,13 +46,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs both consumers, and answers whether both tables are what was sold.
+/// Runs both consumers, and returns whether both tables match the sales.
 fn run(folder: &Path) -> Result<bool, BoxError> {
     println!("69,659 real purchases through two consumers in a row, each on a database of its own\n");
     let broker = Broker::new();
     let purchases = queue(&broker, "purchases")?;
     let recorded = queue(&broker, handlers::RECORDED)?;
-    // With the mistakes of producers: second sends, altered amounts, what nobody can read.
+    // With the mistakes of producers: second sends, altered amounts, unreadable messages.
     for record in demo::records(demo::PURCHASES).map_err(|error| error.to_string())? {
         purchases.publish(Message::new(record.payload).with_record_key(record.customer))?;
     }

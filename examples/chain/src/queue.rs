@@ -1,4 +1,5 @@
-//! What brings events to a queue of the broker in this process. For Kafka, RabbitMQ and SQS the adapters have it.
+//! A publisher of events to a queue of the broker in this process. For Kafka, RabbitMQ and SQS the adapters have
+//! one.
 
 use std::{
     collections::HashMap,
@@ -15,7 +16,7 @@ use idem_testkit::memory::Queue;
 
 use crate::kill::{Kills, Moment};
 
-/// What the broker was given, over all lives of the relay: how often each id.
+/// How often the broker was given each id, over all lives of the relay.
 #[derive(Debug, Default)]
 pub(crate) struct Sent(Mutex<HashMap<String, u32>>);
 

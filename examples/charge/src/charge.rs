@@ -12,15 +12,16 @@ use tokio::{
 };
 use uuid::Uuid;
 
-/// How long the provider may take. Shorter than the handler's deadline, so that the handler itself says what happened.
+/// How long the provider may take. Shorter than the handler's deadline, so that the handler itself reports the
+/// failure.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What a message orders.
+/// The charge that a message orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// Its number.
     pub order: String,
-    /// What it costs.
+    /// The price.
     pub cents: i64,
 }
 

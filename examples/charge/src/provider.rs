@@ -27,7 +27,7 @@ pub enum Keys {
     Ignored,
 }
 
-/// The provider. What it has charged stays, whatever becomes of its callers.
+/// The provider. Its charges stay, whatever happens to its callers.
 #[derive(Debug, Clone)]
 pub struct Provider {
     /// Where it listens.
@@ -88,7 +88,7 @@ async fn charge(
         (books.charge(key, &order), books.unanswered.insert(order.order))
     };
     if is_first {
-        // The charge is made, and nobody hears of it.
+        // The charge is made, and the caller gets no answer.
         future::pending().await
     }
     answer

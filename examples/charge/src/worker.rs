@@ -14,7 +14,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS charges (order_number TEXT NOT N
 /// Creates the application's table, and the file where it is not there.
 ///
 /// # Errors
-/// What the database says.
+/// The database's error.
 ///
 /// # Cancel safety
 /// Cancel safe.
@@ -28,7 +28,7 @@ pub async fn create_table(file: &Path) -> Result<(), BoxError> {
 /// Consumes until the source has nothing more.
 ///
 /// # Errors
-/// What ends a worker.
+/// The error that ends a worker.
 ///
 /// # Cancel safety
 /// As that of [`Worker::run`].

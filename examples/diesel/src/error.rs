@@ -1,8 +1,8 @@
-//! What Diesel's errors mean.
+//! The classes of Diesel's errors.
 //!
-//! Diesel keeps the SQLSTATE to itself. It tells a few kinds apart; the rest is told by the server's text, which takes a
-//! server whose `lc_messages` is English. What cannot be told is transient, and after COMMIT unknown: the keys are then
-//! claimed again, which is right and only slower.
+//! Diesel keeps the SQLSTATE to itself. It distinguishes a few kinds; the rest is recognised by the server's text, which
+//! takes a server whose `lc_messages` is English. Any other error is transient, and after COMMIT unknown: the keys are
+//! then claimed again, which is right and only slower.
 
 use std::error::Error as StdError;
 
@@ -10,7 +10,7 @@ use diesel::result::{ConnectionError, DatabaseErrorKind, Error};
 use idem_core::{ErrorClass, StoreError, chain};
 use idem_schema::{DriverError, WEAKER_COMMIT, class_of, describe_report};
 
-/// The SQLSTATE that the server must have reported; empty where nobody knows.
+/// The SQLSTATE that the server must have reported; empty where it is unknown.
 fn sqlstate(error: &Error) -> &'static str {
     let Error::DatabaseError(kind, report) = error else { return "" };
     match kind {
@@ -76,7 +76,7 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     })
 }
 
-/// The error with what a store's errors depend on.
+/// The error with its SQLSTATE and class, on which a store's errors depend.
 pub(crate) fn of(source: Error) -> DriverError {
     DriverError::new(sqlstate(&source), class(&source), source)
 }

@@ -1,7 +1,7 @@
-//! A handler written with diesel-async. What it writes is committed with the record of the message's key, or not at all.
+//! A handler written with diesel-async. Its writes are committed with the record of the message's key, or not at all.
 //!
 //! Diesel takes a connection by value and counts the depth of its transactions itself, so it cannot join a transaction that
-//! somebody else began. [`DieselPostgres`] is therefore a store whose sessions *are* Diesel's connections, begun, sealed and
+//! it did not begin. [`DieselPostgres`] is therefore a store whose sessions *are* Diesel's connections, begun, sealed and
 //! committed through Diesel. Copy `store.rs` and `error.rs`; the limits stand in [`DieselPostgres`].
 
 mod error;
@@ -24,7 +24,7 @@ diesel::table! {
 }
 
 diesel::table! {
-    /// What each customer spent.
+    /// Each customer's total.
     customers (customer) {
         customer -> Text,
         cents -> BigInt,

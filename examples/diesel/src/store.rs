@@ -28,7 +28,7 @@ use crate::error;
 
 /// PostgreSQL by way of diesel-async.
 ///
-/// A handler's `tx.connection()` is `&mut AsyncPgConnection`: queries, inserts and nested `transaction`s work. What does not:
+/// A handler's `tx.connection()` is `&mut AsyncPgConnection`: queries, inserts and nested `transaction`s work. These do not:
 ///
 /// - handlers at once (`Concurrency::Pipelined`): Diesel's connection is taken mutably;
 /// - errors by SQLSTATE, which Diesel hides: see `error.rs`;
@@ -59,7 +59,7 @@ impl DieselPostgres {
 
 /// A connection for units of work. Dropping it closes it.
 pub struct DieselSession {
-    /// In a lock because [`UnitOfWork::check`] has only `&self`, and Diesel tells its depth only by `&mut`.
+    /// In a lock because [`UnitOfWork::check`] has only `&self`, and Diesel shows its depth only through `&mut`.
     connection: Mutex<AsyncPgConnection>,
     lock_timeout: String,
     statement_timeout: String,
@@ -330,7 +330,8 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
     async fn rollback(self) -> Result<(), StoreError> {
         let rolled_back = match depth(self.session.connection()) {
             Some(1) => Manager::rollback_transaction(self.session.connection()).await,
-            // Nobody knows what a handler has left: the server ends it with the connection, which the next unit replaces.
+            // The transaction's state after a handler is unknown: the server ends it with the connection, which the next unit
+            // replaces.
             _ => {
                 self.session.is_spent = true;
                 self.session.connection().batch_execute("ROLLBACK").await
@@ -343,7 +344,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        // By its transaction, so that nobody else is ended who has got the process meanwhile.
+        // By its transaction, so that no other session is ended that has got the process meanwhile.
         let (doing, text) = ("ending an abandoned transaction", &self.store.statements().terminate_unit);
         let parameters = [pid.into(), Parameter::Int8(None), self.xid.as_deref().into()];
         if let Err(error) = self.store.driver().run_once(doing, text, &parameters).await {

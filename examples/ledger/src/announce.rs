@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{Ledger, Purchase, key};
 
-/// What the ledger is told beyond the settings of every worker.
+/// The ledger's settings beyond those of every worker.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Ledger")]
 pub struct LedgerSettings {
@@ -14,8 +14,8 @@ pub struct LedgerSettings {
     pub announce: Option<String>,
 }
 
-/// The payload of an event. `purchase` is the key of the message that it was made of; what its receivers know it by is the
-/// header `idempotencykey`, which idem derives of that.
+/// The payload of an event. `purchase` is the key of the message that it was made of; its receivers know it by the header
+/// `idempotencykey`, which idem derives from that.
 #[derive(Serialize)]
 struct Recorded<'p> {
     purchase: &'p str,

@@ -1,4 +1,4 @@
-//! What the demonstrations of the workers send: real purchases, with the mistakes that producers make.
+//! The messages of the workers' demonstrations: real purchases, with the mistakes that producers make.
 
 use std::{error::Error, io::Read};
 
@@ -13,7 +13,7 @@ pub const PURCHASES: usize = 69_659;
 /// One message that is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Whose purchase it is, which is what keeps an order where the broker keeps one.
+    /// Whose purchase it is: the key of the order, where the broker keeps one.
     pub customer: String,
     /// The payload.
     pub payload: String,
@@ -26,7 +26,7 @@ pub struct Record {
 /// number of its line, because 255 of them equal another in every column.
 ///
 /// # Errors
-/// Where the data is not what it was.
+/// Where the data is damaged.
 pub fn records(purchases: usize) -> Result<Vec<Record>, Box<dyn Error>> {
     let mut text = String::new();
     flate2::read::GzDecoder::new(DATA).read_to_string(&mut text)?;
@@ -40,7 +40,7 @@ pub fn records(purchases: usize) -> Result<Vec<Record>, Box<dyn Error>> {
     }
     bought.sort_by_key(|(day, ..)| *day);
     bought.truncate(purchases);
-    // What comes later than its turn, by the position after which it comes.
+    // Messages that arrive out of order, by the position after which they come.
     let mut stream: Vec<(usize, Record)> = Vec::new();
     for (position, (day, customer, key, cds, cents)) in bought.into_iter().enumerate() {
         let payload = |cents: i64| {
@@ -55,7 +55,7 @@ pub fn records(purchases: usize) -> Result<Vec<Record>, Box<dyn Error>> {
         if position % 1_000 == 500 {
             stream.push((position + 75, Record { is_conflict: true, ..record(payload(cents + 500)) }));
         }
-        // Messages that nobody can read, and some without a key.
+        // Unreadable messages, and some without a key.
         if position % 6_000 == 3_000 {
             let without_key = json!({ "customer": customer, "day": day, "cds": cds, "cents": cents }).to_string();
             let broken = if position % 18_000 == 3_000 { without_key } else { "{\"customer\":".to_owned() };

@@ -1,9 +1,9 @@
 //! The application of the example workers: each purchase is a row, and each customer has a total. Copy it, and put your
 //! own tables and statements in their place.
 //!
-//! `purchase.rs` says what a message must be; `postgres.rs` and `sqlite.rs` have the tables, and they and
+//! `purchase.rs` is the form of a message; `postgres.rs` and `sqlite.rs` have the tables, and they and
 //! `tokio_postgres.rs` each the same effect twice, message by message and set-based. A worker needs one of those six.
-//! `announce.rs` tells others of each purchase, where that is asked for.
+//! `announce.rs` publishes each purchase, where that is asked for.
 
 mod announce;
 #[cfg(feature = "demo")]

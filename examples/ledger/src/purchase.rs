@@ -1,4 +1,4 @@
-//! What a message must be.
+//! The form of a message.
 
 use std::{collections::HashMap, fmt};
 

@@ -1,4 +1,4 @@
-//! What a serverless runtime hands over, and what it wants to hear, by the names that it has for them.
+//! The event of a serverless runtime and the answer that it wants, by its own names.
 
 use std::collections::HashMap;
 

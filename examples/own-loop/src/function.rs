@@ -1,4 +1,4 @@
-//! The function: a handler, and what is answered for a batch. Copy it.
+//! The function: a handler, and the answer for a batch. Copy it.
 
 use std::collections::HashSet;
 
@@ -27,11 +27,11 @@ impl Handler<SqliteStore> for Ledger {
     }
 }
 
-/// Handles a batch. What has no proof that its effect is durable comes back, and so does everything behind it in its group:
-/// what of that was handled is a duplicate then.
+/// Handles a batch. A message without a proof that its effect is durable comes back, and so do those behind it in its
+/// group: the handled ones are duplicates then.
 ///
-/// An error makes the whole batch come back. What can never be handled comes back until the queue's redrive policy sets it
-/// aside.
+/// An error makes the whole batch come back. A message that can never be handled comes back until the queue's redrive
+/// policy sets it aside.
 pub(crate) async fn handle(consumer: &DedupConsumer<SqliteStore>, event: Event) -> Result<BatchResponse, StoreError> {
     let messages = event.records.into_iter().map(Message::from);
     let (mut response, mut stopped) = (BatchResponse::default(), HashSet::new());

@@ -1,7 +1,7 @@
-//! `DedupConsumer` in somebody else's loop: a function that a serverless runtime calls with batches of messages from SQS,
-//! and that answers which of them are to come back.
+//! `DedupConsumer` in a loop that is not its own: a function that a serverless runtime calls with batches of messages
+//! from SQS, and that answers which of them are to come back.
 //!
-//! [`function`] is what you copy; here the runtime is played, with what goes wrong in a day.
+//! Copy [`function`]; this file plays the runtime, with the failures of a day.
 
 #![allow(clippy::print_stdout, reason = "a person looks at it")]
 

@@ -1,4 +1,5 @@
-//! Who sends a request. Here each bearer token is a tenant of its own; put your verification of tokens in its place.
+//! The sender of a request. Here each bearer token is a tenant of its own; put your verification of tokens in its
+//! place.
 
 use axum::{
     extract::FromRequestParts,

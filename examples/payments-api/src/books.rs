@@ -1,4 +1,4 @@
-//! What a database must be able to do for payments.
+//! The operations of a database for payments.
 
 use std::{future::Future, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 /// How long a read waits for a connection before it is answered with 503.
 pub(crate) const READ_WITHIN: Duration = Duration::from_secs(3);
 
-/// What a client asks for, of which tenant, under which key.
+/// A client's order, with its tenant and key.
 #[derive(Debug, Clone)]
 pub(crate) struct Order {
     pub(crate) tenant: String,
@@ -44,10 +44,10 @@ impl From<(String, String, i64, String)> for Transaction {
 
 /// A store with the tables of payments.
 pub(crate) trait Books: Store {
-    /// What statements in a transaction fail with.
+    /// The error of statements in a transaction.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Connections for what only reads.
+    /// Connections for reads outside of transactions.
     type Readers: Clone + Send + Sync + 'static;
 
     /// They connect when they are used.

@@ -1,4 +1,4 @@
-//! What is answered where a request is refused, in the form of RFC 9457, and a page for each kind.
+//! The answers to refused requests, in the form of RFC 9457, and a page for each kind.
 
 use axum::{
     Router,
@@ -13,7 +13,7 @@ use serde_json::json;
 /// One section a kind: ours, and those of idem's layer.
 const PAGES: [&str; 2] = [include_str!("problems.md"), include_str!("../../../docs/http-problems.md")];
 
-/// What this service promises, for machines.
+/// The service's interface, for machines.
 const OPENAPI: &str = include_str!("../openapi.yaml");
 
 pub(crate) fn routes() -> Router {

@@ -1,4 +1,4 @@
-//! `/transactions`: what a request must be, and what it is answered.
+//! `/transactions`: the form of a request, and its answers.
 
 use std::sync::Arc;
 
@@ -37,14 +37,14 @@ pub(crate) struct Payments {
     limit: i64,
 }
 
-/// What a client sends.
+/// The body of a request.
 #[derive(Deserialize)]
 struct Asked {
     customer: String,
     cents: i64,
 }
 
-/// What the routes share.
+/// The state that the routes share.
 struct Shared<S: Books> {
     payments: Payments,
     readers: S::Readers,
@@ -79,7 +79,7 @@ async fn create<S: Books>(
         Err(_) => return Ok(problems::malformed("the body must be {\"customer\": \"…\", \"cents\": …} in JSON")),
     };
     if cents <= 0 {
-        // A decision: whoever asks again with this key is refused again.
+        // A decision: every repeat with this key is refused again.
         idem.refuse();
         return Ok(problems::no_amount(cents));
     }

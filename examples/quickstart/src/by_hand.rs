@@ -12,10 +12,10 @@ use sqlx::{Connection, SqliteConnection};
 
 use crate::{crash::Crashes, handler::Purchase, ledger};
 
-/// As many messages a transaction as idem takes, so that nobody is slower only for that.
+/// As many messages a transaction as idem takes, so that the loops are not slower for that alone.
 const BATCH: usize = 100;
 
-/// How a loop recognises what it has seen before.
+/// How a loop recognises messages that it has seen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Recognise {
     /// Not at all: insert, then acknowledge.
@@ -46,7 +46,7 @@ pub(crate) async fn consume(
         let Received::Deliveries(batch) = source.receive(BATCH).await? else { break };
         write(&mut db, insert, batch.iter().map(|delivery| &delivery.message), &crashes).await?;
         crashes.acknowledging().await;
-        // idem lets nobody acknowledge without a proof of the commit, so this loop has to forge its proofs.
+        // idem requires a proof of the commit to acknowledge, so this loop has to forge its proofs.
         let proofs = idem_testkit::durables(batch.len()).await;
         let acknowledged =
             batch.into_iter().zip(proofs).map(|(delivery, proof)| (delivery.handle, Settle::Acknowledge(proof)));
@@ -63,7 +63,7 @@ async fn write(
 ) -> Result<(), BoxError> {
     let mut transaction = db.begin().await?;
     for message in messages {
-        // What cannot be read is dropped, at best with a line in a log.
+        // An unreadable message is dropped, at best with a line in a log.
         let Ok(Purchase { customer, day, cds, cents }) = message.json() else { continue };
         sqlx::query(insert).bind(customer).bind(day).bind(cds).bind(cents).execute(&mut *transaction).await?;
         crashes.written(message.headers().text(KEY_FIELD).unwrap_or_default()).await;

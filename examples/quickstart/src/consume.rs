@@ -27,7 +27,8 @@ pub(crate) async fn consume(queue: Queue, file: PathBuf, crashes: Arc<Crashes>) 
 
     let consumer = DedupConsumer::builder(store, CONSUMER).handler(handler).effects(Effects::InTransaction).build()?;
     let worker = Worker::builder(consumer, source)
-        // After a crash, what was in flight runs again one by one, so less of it makes a faster restart.
+        // After a crash, the messages in flight run again one by one, so fewer of them make a faster
+        // restart.
         .in_flight(200)
         // A service would leave this out, and stop by cancelling the token.
         .until_idle(Duration::from_millis(50))

@@ -1,8 +1,8 @@
 //! Crashes at planned moments, the same for every consumer. An application needs none of this.
 //!
 //! A consumer runs in a tokio runtime of its own. At a planned moment the code that runs there stops, and the runtime
-//! is dropped under it: nothing is rolled back, acknowledged, handed back or closed in good order. That is what the
-//! database and the broker see of a process that dies: connections that end.
+//! is dropped under it: nothing is rolled back, acknowledged, handed back or closed in good order. The database and
+//! the broker see the same of a process that dies: connections that end.
 
 use std::{
     fmt,
@@ -124,7 +124,7 @@ where
     }
 }
 
-/// A handler with crashes after what it writes.
+/// A handler with crashes after its writes.
 pub(crate) struct CrashingHandler<H>(pub(crate) H, pub(crate) Arc<Crashes>);
 
 impl<S: Store, H: Handler<S>> Handler<S> for CrashingHandler<H> {
@@ -137,7 +137,7 @@ impl<S: Store, H: Handler<S>> Handler<S> for CrashingHandler<H> {
     }
 }
 
-/// A source with crashes before what it acknowledges.
+/// A source with crashes before it acknowledges.
 pub(crate) struct CrashingSource<B>(pub(crate) B, pub(crate) Arc<Crashes>);
 
 impl<B: Source> Source for CrashingSource<B> {

@@ -1,4 +1,4 @@
-//! The handler: what a user of idem writes. Copy it.
+//! The handler, a user's own code. Copy it.
 
 use idem_core::{Handler, HandlerError, Message, Tx};
 use idem_sqlx::SqliteStore;

@@ -1,4 +1,4 @@
-//! The application's own table, and what is in it at the end.
+//! The application's own table, and its totals at the end.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub(crate) async fn create(file: &Path) -> Result<(), BoxError> {
     Ok(open(file).await?.close().await?)
 }
 
-/// Adds up what is in the table.
+/// Adds up the table.
 pub(crate) async fn totals(file: &Path) -> Result<Totals, BoxError> {
     let mut db = open(file).await?;
     let sums = "SELECT count(*), count(DISTINCT customer), ifnull(sum(cds), 0), ifnull(sum(cents), 0) FROM purchases";

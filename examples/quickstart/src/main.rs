@@ -1,6 +1,6 @@
 //! Real purchases, counted exactly once on SQLite through redeliveries, second sends, altered amounts and crashes; and
-//! beside it the same with two loops that people write by hand. `handler.rs` and `consume.rs` are what an application
-//! needs; the rest is the data, the mischief and the report.
+//! beside it the same with two loops that people write by hand. `handler.rs` and `consume.rs` are the application; the
+//! rest is the data, the mischief and the report.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that shows its results in a terminal")]
 
 mod by_hand;
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs all three consumers; answers whether idem counted and set aside what it should.
+/// Runs all three consumers; returns whether idem counted and set aside the right messages.
 fn run(folder: &Path) -> Result<bool, BoxError> {
     let purchases = purchases::read()?;
     let sent = purchases::send(&purchases);
@@ -77,7 +77,8 @@ fn run(folder: &Path) -> Result<bool, BoxError> {
         let consume = |queue, file, crashes| by_hand::consume(queue, file, crashes, recognise);
         compete(name, &folder.join(file), &sent, &crashes, consume, show)
     };
-    // The two loops run side by side, each on a broker and a file of its own; what the second says is printed after.
+    // The two loops run side by side, each on a broker and a file of its own; the lines of the second are printed
+    // after.
     let (inserted, by_content) = thread::scope(|scope| {
         let second = scope.spawn(|| {
             let mut lines = Vec::new();
@@ -138,7 +139,7 @@ where
     Ok(Run { name, totals })
 }
 
-/// What idem set aside, as its table has it.
+/// The messages that idem set aside, from its table.
 fn dead_letters(file: &Path) -> Result<Vec<StoredDeadLetter>, BoxError> {
     in_a_runtime(async {
         let store = SqliteStore::open(file).await?;

@@ -1,4 +1,4 @@
-//! The data, and what its producer makes of it: every message that the broker is given.
+//! The data, and its producer: every message that the broker is given.
 
 use std::{collections::HashSet, io::Read};
 
@@ -9,7 +9,7 @@ use crate::{handler::Purchase, ledger::Totals};
 /// See `data/README.md` for where it comes from.
 const DATA: &[u8] = include_bytes!("../data/purchases.csv.gz");
 
-/// What any consumer must reach that counts each purchase once.
+/// The totals of any consumer that counts each purchase once.
 pub(crate) const SOLD: Totals = Totals { purchases: 69_659, customers: 23_570, cds: 167_881, cents: 250_031_563 };
 
 /// Reads the purchases, each with the key that its producer gives it, in the order in which they were made.
@@ -42,7 +42,7 @@ fn parse(line: &str) -> Option<Purchase> {
     columns.next().is_none().then_some(Purchase { customer, day, cds, cents })
 }
 
-/// How many purchases equal an earlier one in every column, and what they cost.
+/// How many purchases equal an earlier one in every column, and their price.
 pub(crate) fn repeated(purchases: &[(String, Purchase)]) -> (usize, i64) {
     let mut seen = HashSet::new();
     let repeated = purchases.iter().filter(|(_, p)| !seen.insert((&p.customer, &p.day, p.cds, p.cents)));
@@ -56,9 +56,9 @@ pub(crate) struct Sent {
     pub(crate) again: usize,
     /// How many have the key of an earlier one and another amount.
     pub(crate) altered: usize,
-    /// What these add up to.
+    /// The sum of these.
     pub(crate) altered_cents: i64,
-    /// How many nobody can handle as they are.
+    /// How many cannot be handled as they are.
     pub(crate) unusable: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What is printed.
+//! The printed report.
 
 use std::{
     fmt::{self, Display},
@@ -14,7 +14,7 @@ use crate::{
     purchases::{SOLD, Sent},
 };
 
-/// What became of one consumer.
+/// The result of one consumer.
 pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) totals: Totals,
@@ -61,7 +61,7 @@ fn row(name: &str, Totals { purchases, customers, cds, cents }: Totals) -> Strin
     format!("{name:<26}{purchases:>10}{customers:>12}{cds:>10}{:>16}", dollars(cents))
 }
 
-/// What the seconds of the three lines are made of, or the wrong ways would look like the fast ones.
+/// The parts of the three lines' seconds; without them the wrong ways would look like the fast ones.
 pub(crate) fn times() {
     println!();
     println!(
@@ -85,7 +85,7 @@ pub(crate) fn reasons(sent: &Sent, (repeated, repeated_cents): (usize, i64)) {
     println!("  and are lost; {} altered amounts of {} come in.", sent.altered, dollars(sent.altered_cents));
 }
 
-/// What idem set aside, and why.
+/// The messages that idem set aside, and why.
 pub(crate) fn dead_letters(letters: &[StoredDeadLetter]) {
     println!("\n{}", bold("Set aside by idem as dead letters, none counted and none lost"));
     let mut reasons: Vec<(Reason, u64, &StoredDeadLetter)> = Vec::new();

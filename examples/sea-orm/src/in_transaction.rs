@@ -30,8 +30,8 @@ fn failed(error: sqlx::Error) -> DbErr {
     DbErr::Query(RuntimeErr::SqlxError(Arc::new(error)))
 }
 
-/// The error as idem has to see it: SeaORM hides the database's in a text, and then nobody knows that a connection is broken
-/// or that a value will never fit.
+/// The error as idem has to see it: SeaORM hides the database's in a text, and then a broken connection or a value that will
+/// never fit cannot be recognised.
 pub fn handler_error(error: DbErr) -> HandlerError {
     match error {
         DbErr::Conn(RuntimeErr::SqlxError(error))

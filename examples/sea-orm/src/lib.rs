@@ -1,4 +1,4 @@
-//! A handler written with SeaORM. Entities, queries and active models work; what they write is committed with the record of
+//! A handler written with SeaORM. Entities, queries and active models work; their writes are committed with the record of
 //! the message's key, or not at all.
 
 mod in_transaction;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 pub use self::in_transaction::{InTransaction, handler_error};
 
-/// A purchase, and what each customer spent.
+/// A purchase, and each customer's total.
 pub mod purchase {
     use sea_orm::entity::prelude::*;
 

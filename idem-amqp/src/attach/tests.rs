@@ -15,7 +15,7 @@ fn refusal(answer: &Value, version: &[u32]) -> String {
     facts(answer, version).judge("purchases", None).unwrap_err().to_string()
 }
 
-/// Only 4.x has a limit of its own, so this is decided from what its documentation says, without such a server.
+/// Only 4.x has a limit of its own, so this is decided from its documentation, without such a server.
 #[test]
 fn g6_a_quorum_queue_has_a_delivery_limit_of_20_from_4_0_on() {
     let plain = quorum(&json!({}), &json!({}));

@@ -19,7 +19,7 @@ fn header(table: &[u8]) -> Vec<u8> {
     frame(HEADER, &payload)
 }
 
-/// `x`: an array in an array, so many of them.
+/// `x`: an array in an array, to this depth.
 fn nested(depth: usize) -> Vec<u8> {
     let mut value = vec![b'V'];
     for _ in 0..depth {
@@ -37,7 +37,7 @@ fn passed(frames: &mut Frames, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What is in the one header of a content header that was replaced.
+/// The value of the one header in a content header that was replaced.
 fn kept(frame: &[u8]) -> &[u8] {
     assert!(read(&frame[BEFORE..frame.len() - 1]).is_some());
     let at = frame.windows(UNREADABLE_HEADERS.len()).position(|part| part == UNREADABLE_HEADERS.as_bytes()).unwrap();
@@ -152,7 +152,7 @@ fn what_is_no_amqp_passes_and_frames_beyond_any_measure_end_the_connection() {
     }
 }
 
-/// Whatever comes, nothing panics, and what is passed on is as large as it may be.
+/// Whatever comes, nothing panics, and nothing larger than allowed is passed on.
 #[test]
 fn j1_arbitrary_bytes_harm_nothing() {
     let mut random = fastrand::Rng::with_seed(7);
@@ -170,7 +170,8 @@ fn j1_arbitrary_bytes_harm_nothing() {
     }
 }
 
-/// What is let through takes less than half of the 2 MiB that the library's thread has, also without optimisation.
+/// The deepest value let through takes less than half of the 2 MiB stack of the library's thread, also without
+/// optimisation.
 #[test]
 fn g14_the_deepest_table_that_passes_fits_half_of_the_stack() {
     let table = nested(DEPTH_MAX - 1);

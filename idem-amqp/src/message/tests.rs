@@ -76,7 +76,7 @@ fn the_queues_own_count_is_the_attempt_and_no_header() {
     assert_eq!(with(&[("x-delivery-count", AMQPValue::LongLongInt(-1))]).1, 1);
 }
 
-/// RabbitMQ 4 no longer counts in it when a message is published again, and a producer may write what it likes.
+/// RabbitMQ 4 no longer counts in it when a message is published again, and a producer may write any number.
 #[test]
 fn g13_what_x_death_counts_is_no_attempt() {
     let death = table(&[("count", AMQPValue::LongLongInt(1_000)), ("reason", text("rejected"))]);
@@ -118,7 +118,7 @@ fn cloud_events_in_binary_mode_are_found_under_both_spellings() {
     }
 }
 
-/// Dead letters are told apart by their origins.
+/// Origins distinguish dead letters.
 #[test]
 fn an_origin_is_the_place_the_id_and_the_content() {
     let origin = |id: &str, header: &str, payload: &str| {
@@ -164,7 +164,7 @@ fn any_value(random: &mut fastrand::Rng, depth: usize) -> AMQPValue {
     }
 }
 
-/// What somebody else reads, or idem does, beside what means nothing to anybody.
+/// Names that idem or the broker reads, and names without a meaning.
 const NAMES: [&str; 12] = [
     "",
     "idempotencykey",
@@ -198,7 +198,7 @@ fn any_table(random: &mut fastrand::Rng, depth: usize) -> FieldTable {
 }
 
 /// S50: whatever a producer has written into properties and headers, the message comes out, with its payload and with all that
-/// a text can say, and what it cannot say is kept beside it.
+/// a text can say, and the rest is kept beside it.
 #[test]
 fn s50_properties_of_any_kind_make_a_message_that_is_whole() {
     let seed = idem_testkit::seed();

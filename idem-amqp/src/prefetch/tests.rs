@@ -13,7 +13,7 @@ fn deliver(prefetch: &mut Prefetch, count: usize, bytes: usize) {
     (0..count).for_each(|_| prefetch.delivered(bytes));
 }
 
-/// Follows what it wants for as long as messages of this size come, and answers with each prefetch that it had.
+/// Grants its wishes for as long as messages of this size come, and returns each prefetch that it had.
 fn grow(prefetch: &mut Prefetch, bytes: usize) -> Vec<u16> {
     let mut had = vec![prefetch.now];
     for _ in 0..2_000 {

@@ -1,4 +1,4 @@
-//! What a start refuses, and what it warns of (G6, G7).
+//! Refusals and warnings at the start (G6, G7).
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn g31_another_host_of_the_cluster_is_tried() {
     member.lost().await;
     let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
-    // Who lets nobody in speaks for all.
+    // One host that refuses the login speaks for all.
     refused(
         &AmqpOptions::new(format!("amqp://guest:hunter2@{}/%2f", host(&url())), "q").host("127.0.0.1:1"),
         &["password"],
@@ -93,7 +93,7 @@ async fn a_broker_that_cannot_be_reached_may_come_later() {
     within("attaching", source.attach()).await.unwrap();
 }
 
-/// A passive declare cannot show what drops messages; the management API can.
+/// A passive declare cannot show the arguments that drop messages; the management API can.
 #[tokio::test(flavor = "multi_thread")]
 async fn g6_g7_queues_that_drop_messages_are_refused_where_the_management_api_tells() {
     let limit = ("x-delivery-limit", AMQPValue::LongInt(3));

@@ -1,4 +1,4 @@
-//! The broker that the tests use: queues of their own on it, and what is asked of it beside the source.
+//! The broker that the tests use: their own queues on it, and the requests to it that no source makes.
 
 use std::{
     collections::HashSet,
@@ -21,7 +21,7 @@ use serde_json::Value;
 /// How long a test waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Where the broker is: `IDEM_AMQP_URL`, else what `./servers up rabbitmq` starts.
+/// The broker's address: `IDEM_AMQP_URL`, else the server that `./servers up rabbitmq` starts.
 pub(crate) fn url() -> String {
     std::env::var("IDEM_AMQP_URL").unwrap_or_else(|_| "amqp://guest:guest@127.0.0.1:25673/%2f".to_owned())
 }
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Stream,
 }
 
-/// A queue, with a proxy in front of the broker. The broker deletes it once nobody has used it for a while.
+/// A queue, with a proxy in front of the broker. The broker deletes it once it has been unused for a while.
 pub(crate) struct Queue {
     pub(crate) name: String,
     pub(crate) proxy: Proxy,
@@ -168,7 +168,7 @@ impl Queue {
         self.channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await.unwrap()
     }
 
-    /// What the management API says of it.
+    /// Its description in the management API.
     pub(crate) async fn described(&self) -> Value {
         let answer = management(Method::GET, &format!("queues/%2f/{}", self.name)).await;
         serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
@@ -193,7 +193,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let path = format!("queues/%2f/{}", self.name);
-        // On a thread of its own, because a runtime may not be blocked. What is left over goes by itself.
+        // On a thread of its own, because a runtime may not be blocked. Leftovers expire by themselves.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(management(Method::DELETE, &path));
@@ -202,7 +202,7 @@ impl Drop for Queue {
     }
 }
 
-/// A client of the management API. Where TLS is compiled in, it wants a provider even for what has none.
+/// A client of the management API. Where TLS is compiled in, it wants a provider even for plaintext.
 pub(crate) fn http() -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()

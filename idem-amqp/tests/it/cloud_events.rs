@@ -1,4 +1,4 @@
-//! Another SDK of CloudEvents reads what is published, and writes what is read.
+//! Another SDK of CloudEvents reads the published events, and writes the events that are read.
 
 #[path = "../../../tests/cloudevents/peer.rs"]
 mod peer;

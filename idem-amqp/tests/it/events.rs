@@ -31,7 +31,7 @@ fn key_of(message: &Message) -> String {
     default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
 }
 
-/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: the event is read back, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn o26_an_event_is_read_back_by_its_key() {
     let queue = Queue::new(Kind::Quorum).await;
@@ -87,7 +87,8 @@ async fn events_of_one_key_arrive_in_order() {
     assert_eq!(payloads, (0..200).map(|number| Bytes::from(number.to_string())).collect::<Vec<_>>());
 }
 
-/// O8: the broker closes the channel over one that is too large, with all that are under way on it; each is told apart.
+/// O8: the broker closes the channel over one that is too large, with all that are under way on it; each gets its own
+/// result.
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_an_event_that_is_too_large_is_told_from_the_others() {
     let server = OwnServer::up().await;
@@ -119,7 +120,7 @@ async fn an_unknown_queue_is_refused() {
     }
 }
 
-/// G8: what the queue refuses is an outage: it is full for all of them.
+/// G8: a refusal by the queue is an outage: it is full for all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_an_event_that_a_full_queue_refuses_is_not_confirmed() {
     let full = [

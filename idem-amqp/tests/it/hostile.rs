@@ -12,7 +12,7 @@ use crate::{
     raw,
 };
 
-/// Frames of 128 KiB hold so many arrays in each other.
+/// Frames of 128 KiB hold this many arrays in each other.
 const DEEPEST: usize = 26_000;
 
 /// G14: a header of 10 kB, an array in an array 20,000 deep, overflowed the stack of the client library's thread and ended

@@ -1,4 +1,4 @@
-//! Large messages: what is in this process is bounded by bytes, and a subscription that does not end is left (J56).
+//! Large messages: those in this process are bounded by bytes, and a subscription that does not end is left (J56).
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::{
 
 const LARGE: usize = 8 << 20;
 
-/// What fits into 64 MiB, and into twice as much.
+/// How many messages fit into 64 MiB, and into twice as much.
 const FIT: u64 = 8;
 const KEPT: u64 = 16;
 
-/// Publishes messages of so many bytes, each of which begins with its number.
+/// Publishes messages of this many bytes, each of which begins with its number.
 async fn publish(queue: &Queue, numbers: std::ops::Range<u16>, bytes: usize) {
     for number in numbers {
         let mut payload = vec![0; bytes];
@@ -65,7 +65,7 @@ async fn j56_of_a_queue_of_large_messages_as_many_are_in_hand_as_fit() {
 }
 
 /// All of the prefetch has been earned by small messages when large ones come, and the broker has sent many of them before it
-/// hears of it. What is beyond twice the bound goes back, and comes again in its place.
+/// learns of the smaller prefetch. Those beyond twice the bound go back, and come again in their place.
 ///
 /// A broker that takes too long for an answer loses the channel, and the next one knows how large the messages are: then there
 /// is nothing to see, and it is tried again.
@@ -97,8 +97,8 @@ async fn are_many_in_hand_and_some_go_back() -> bool {
     true
 }
 
-/// A subscription of which nobody knows whether it goes on is left with its channel, and the socket is not kept for an answer
-/// that does not come.
+/// A subscription whose end is not confirmed is left with its channel, and the socket is not kept for an answer that does not
+/// come.
 #[tokio::test(flavor = "multi_thread")]
 async fn j56_a_cancel_without_an_answer_ends_the_channel() {
     let mut deaf = Deaf::to(&host(&url())).await;

@@ -93,16 +93,16 @@ fn limit(limit: i32) -> (&'static str, AMQPValue) {
     ("x-delivery-limit", AMQPValue::LongInt(limit))
 }
 
-/// What closes intake, and what opens it.
+/// The cause that closes intake, and its end that opens it.
 #[derive(Debug, Clone, Copy)]
 enum Closed {
     Pause,
     Outage,
 }
 
-/// G15: a quorum queue drops a message at its third return, and the broker takes back after ten seconds what nobody
-/// settles. A consumer that is paused, or whose database is down, for three times as long loses nothing: what it had not
-/// begun went back once, and no more came.
+/// G15: a quorum queue drops a message at its third return, and the broker takes back unsettled messages after ten seconds.
+/// A consumer that is paused, or whose database is down, for three times as long loses nothing: the messages not begun went
+/// back once, and no more came.
 async fn a_closed_intake_loses_nothing(closed: Closed) {
     const WARM: usize = 300;
     const MORE: usize = 60;
@@ -122,7 +122,7 @@ async fn a_closed_intake_loses_nothing(closed: Closed) {
         }
     }
     publish(&queue, WARM + 1..WARM + MORE).await;
-    // Another consumer on that server, which holds a message and loses its channel for it, tells the time.
+    // Another consumer on that server, which holds a message and loses its channel for it, serves as the clock.
     let clock = Queue::on(&server.url(), Kind::Classic, &[]).await;
     clock.publish(Message::new("tick")).await.unwrap();
     let member = join(&clock.options()).await;
@@ -155,13 +155,13 @@ async fn g15_an_outage_beyond_the_consumer_timeout_loses_nothing_at_a_delivery_l
     a_closed_intake_loses_nothing(Closed::Outage).await;
 }
 
-/// G16: what is in hand when a process dies counts against each message of it. So where a limit is not known to be
-/// harmless, one is, until some have gone well.
+/// G16: the death of a process counts against each message in hand. So where a limit is not known to be harmless, only one
+/// is in hand, until some have gone well.
 #[tokio::test(flavor = "multi_thread")]
 async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     let queue = Queue::new(Kind::Quorum).await;
     publish(&queue, 0..200).await;
-    // A larger prefetch is a new subscription, beside which what the one before had been sent may still come.
+    // A larger prefetch is a new subscription, beside which messages sent to the one before may still come.
     let only = async |member: &Member, of_the_one_before: usize| match tokio::time::timeout(
         Duration::from_millis(300),
         member.source.receive(100),
@@ -228,7 +228,7 @@ async fn limit_and_warnings(options: &AmqpOptions) -> Result<(Option<u32>, Vec<S
     Ok((attached.delivery_limit, attached.warnings))
 }
 
-/// G17: what is told of the limit counts where nothing else tells it, and must be true where something does.
+/// G17: the configured limit counts where the management API does not show it, and must be true where it does.
 #[tokio::test(flavor = "multi_thread")]
 async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     let (plain, limited) = (Queue::new(Kind::Quorum).await, Queue::with(Kind::Quorum, &[limit(7)]).await);
@@ -248,7 +248,7 @@ async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     assert_eq!(limit_and_warnings(&managed(&plain)).await.unwrap(), (None, vec![]));
     let error = refusal(&managed(&limited)).await.to_string();
     assert!(error.contains("7 deliveries") && error.contains("--delivery-limit 7"), "{error}");
-    // Told, it is known to whoever runs this, and the attempts are compared with it.
+    // A configured limit is known to the operator, and the attempts are compared with it.
     let told = managed(&limited).delivery_limit(DeliveryLimit::Of(7));
     assert_eq!(limit_and_warnings(&told).await.unwrap(), (Some(7), vec![]));
     for (queue, wrong) in
@@ -263,7 +263,7 @@ async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
 }
 
 /// G18: a stream acknowledges nothing, and each subscription begins at its end: most of it would be skipped in silence. Its
-/// deliveries say what they are, so without the management API it is refused at the first.
+/// deliveries show that it is one, so without the management API it is refused at the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn g18_a_stream_is_refused_at_the_first_delivery() {
     let queue = Queue::new(Kind::Stream).await;
@@ -282,7 +282,7 @@ async fn g18_a_stream_is_refused_at_the_first_delivery() {
     }
 }
 
-/// G52: what a stream writes at each of its messages a producer can write at any: one message would stop every consumer.
+/// G52: a producer can write the header by which a stream is known into any message: one message would stop every consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
     for kind in [Kind::Classic, Kind::Quorum] {
@@ -298,7 +298,7 @@ async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
         publish(&queue, 3..6).await;
         let held = member.take(6).await;
         assert_eq!(payloads(&held), numbers(0..6), "from a {kind:?} queue");
-        // Asked about again on another channel, and what was taken for it came back.
+        // The queue is asked again on another channel, and the messages of the first one came back.
         queue.proxy.cut().await;
         assert_eq!(sorted(&member.take_over_revocations(6).await), numbers(0..6), "once more, from a {kind:?} queue");
     }

@@ -52,7 +52,7 @@ async fn a_dead_letter_carries_its_message_and_why_it_was_set_aside() {
     assert_eq!(headers, expected);
 }
 
-/// The broker confirms also what no queue takes, after it has returned it.
+/// The broker also confirms a message that no queue takes, after it has returned it.
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_what_no_queue_takes_is_not_published() {
     let queue = Queue::new(Kind::Classic).await;
@@ -144,8 +144,8 @@ fn without_idems(message: &Message) -> Vec<(&str, Option<&[u8]>)> {
     message.headers().iter().filter(|(name, _)| !name.starts_with("idem-") && *name != "idempotencykey").collect()
 }
 
-/// G19: a dead letter that is published is the message: what the producer gave it, with its types. Moved back, it is the
-/// same message.
+/// G19: a published dead letter is the producer's message, with the types of its headers. Moved back, it is the same
+/// message.
 #[tokio::test(flavor = "multi_thread")]
 async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
     let (queue, dead) = (Queue::new(Kind::Quorum).await, Queue::new(Kind::Classic).await);
@@ -207,7 +207,7 @@ async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
     member.acknowledge(second).await;
 }
 
-/// G19: so does a message of which nothing had to be kept beside what idem's own type says, or that was read from a row.
+/// G19: so does a message that idem's own type describes completely, or that was read from a row.
 #[tokio::test(flavor = "multi_thread")]
 async fn g19_a_plain_message_keeps_its_properties_too() {
     let (queue, dead) = (Queue::new(Kind::Classic).await, Queue::new(Kind::Classic).await);

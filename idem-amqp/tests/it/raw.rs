@@ -1,4 +1,4 @@
-//! A producer that sends what no client library would: properties as the test's own bytes.
+//! A producer that sends properties as the test's own bytes, which no client library would.
 
 use std::{
     io::{Read, Write},
@@ -31,7 +31,7 @@ pub(crate) fn headers(table: &[u8]) -> Vec<u8> {
     [&(1_u16 << 13).to_be_bytes()[..], &long(table)].concat()
 }
 
-/// `x`: an array in an array, so many of them.
+/// `x`: an array in an array, to this depth.
 pub(crate) fn nested(depth: usize) -> Vec<u8> {
     // From the outermost to the innermost, whose length is 0.
     let levels = (0..depth).rev().flat_map(|within| {

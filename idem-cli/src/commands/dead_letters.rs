@@ -50,7 +50,7 @@ FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consume
 const PAYLOAD: &str = "\
 SELECT pg_catalog.encode(d.payload, 'hex') AS payload, d.headers FROM {schema}.dead_letters AS d WHERE d.id = $1::int8";
 
-/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 what the trail calls it.
+/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 the action's name in the trail.
 const NOTE_READ: &str = "\
 WITH noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
@@ -59,8 +59,8 @@ WITH noted AS (
 )
 SELECT pg_catalog.count(*) FROM noted";
 
-/// Why a replay would only fail again, by the reason that the dead letter has, and what to do. Further parameters: 7
-/// whether malformed ones are to run all the same, 8 whether conflicts are.
+/// Why a replay would only fail again, by the dead letter's reason, and the cure. Further parameters: 7 whether malformed ones
+/// are to run all the same, 8 whether conflicts are.
 const HOPELESS: &str = "\
 SELECT hopeless.reason, pg_catalog.count(*) AS dead_letters, pg_catalog.min(why) AS why FROM (
     SELECT d.reason, CASE
@@ -68,7 +68,7 @@ SELECT hopeless.reason, pg_catalog.count(*) AS dead_letters, pg_catalog.min(why)
             THEN 'the payload was too large to keep, or was erased: have the producer send the message again'
         WHEN d.reason = 'missing-key' AND d.key_id IS NULL THEN 'it has no key: give it one with --key KEY'
         WHEN d.reason = 'malformed' AND $7::int8 = 0
-            THEN 'its payload cannot be read: give another with --payload FILE, or --unchanged if the handler was mended'
+            THEN 'its payload cannot be read: give another with --payload FILE, or --unchanged if the handler was fixed'
         WHEN d.reason IN ('conflict', 'key-collision', 'hash-unknown') AND $8::int8 = 0 AND EXISTS (
                 SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = d.consumer AND p.key_id = d.key_id)
             THEN 'its key has a record of another payload: give --forget-first if this one is to take effect, or --key KEY '
@@ -88,8 +88,8 @@ WITH changed AS (
 )
 SELECT pg_catalog.count(*) FROM changed";
 
-/// Gives a dead letter another payload, and with it another identity: a later copy of what it was is another dead letter, because
-/// this one no longer has it. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
+/// Gives a dead letter another payload, and with it another identity: a later copy of the old payload is another dead letter,
+/// because this one no longer has it. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
 const REFILL: &str = "\
 WITH changed AS (
     UPDATE {schema}.dead_letters SET payload = pg_catalog.decode($2::text, 'hex'), has_payload = true,
@@ -171,8 +171,8 @@ async fn check(database: &mut Database, which: &Which) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many there are. Refuses a command that would change all dead letters of all consumers because nothing was said, and
-/// one that names what is not there: with a mistyped number or group it would look like success.
+/// How many there are. Refuses a command without a selection, which would change all dead letters of all consumers, and one
+/// whose dead letters do not exist: with a mistyped number or group it would look like success.
 async fn count(database: &mut Database, which: &Which) -> Result<i64, Failure> {
     if which.id.is_empty() && which.consumer.is_none() && which.group.is_none() {
         return Err(Failure::refused("say which: ids, --consumer or --group"));
@@ -292,7 +292,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
         "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
     ));
     Ok(match forgotten {
-        Some(batch) => report.line(format!("What was forgotten for it: idem forgotten restore {batch}")),
+        Some(batch) => report.line(format!("To take back the record forgotten for it: idem forgotten restore {batch}")),
         None => report,
     })
 }
@@ -330,7 +330,7 @@ async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: 
     }
 }
 
-/// Forgets the record in the way of a conflict, and answers as which batch.
+/// Forgets the record that a conflict met, and returns the number of the batch.
 async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
     let letter = database.table(SHOW, &[Bind::Number(id)]).await?;
     let (consumer, key) = letter.rows().first().map_or(("", ""), |row| (row.text("consumer"), row.text("key")));

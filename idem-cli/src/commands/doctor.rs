@@ -34,7 +34,8 @@ CROSS JOIN (SELECT CASE WHEN reltuples > 10000::float4
 WHERE c.retention IS NOT NULL ORDER BY c.name, c.tenant";
 
 /// From where each consumer reads, and how long its records are kept beside how long the broker may deliver again. Its
-/// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL for what a start heard.
+/// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL for the value that a
+/// start read.
 const SOURCES: &str = "\
 SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_from,
     coalesce(pg_catalog.justify_hours(c.retention)::text, 'for ever') AS retention,

@@ -1,5 +1,5 @@
--- One row a finding: how grave it is, what was found, and the cure. Nothing where all is well. Parameter: 1 for how many
--- seconds the broker may deliver a message again, or NULL: then what the last start of each consumer's workers heard counts.
+-- One row a finding: its level, the problem, and the cure. No row if all is well. Parameter: 1 for how many seconds the
+-- broker may deliver a message again, or NULL: then the value counts that the last start of each consumer's workers read.
 SELECT 'error' AS level, pg_catalog.format('%s is off: a crash can lose or damage what was committed', name) AS finding,
     pg_catalog.format('Set %s = on in postgresql.conf', name) AS cure
 FROM pg_catalog.unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE pg_catalog.current_setting(name) = 'off'
@@ -14,7 +14,7 @@ SELECT 'warning', pg_catalog.format('default_transaction_isolation is %s; units 
     'Remove the setting from the roles of the workers'
 WHERE pg_catalog.current_setting('default_transaction_isolation') <> 'read committed'
 UNION ALL
--- What the session began with, because this command has set limits of its own.
+-- The session's settings at its beginning, because this command has set limits of its own.
 SELECT 'warning', pg_catalog.format('%s is %s ms for this login: handlers'' statements end after it, whatever the handler''s deadline', name,
         reset_val),
     pg_catalog.format('Remove %s from the roles of the workers, or keep it above --handler-deadline', name)
@@ -55,7 +55,7 @@ FROM (SELECT name, retention, coalesce($1::int8::float8 * interval '1 s', redeli
 WHERE retention <= horizon
 UNION ALL
 SELECT 'warning', pg_catalog.format('the last start of %s, at %s, said: %s', c.name, start.at, said),
-    'Mend it at the broker or in the workers'' settings; their next start says whether it is gone'
+    'Fix it at the broker or in the workers'' settings; their next start says whether it is gone'
 FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL pg_catalog.regexp_split_to_table(start.details, E'\n') AS said
 -- The second is no warning: workers from before 0007_broker_horizon left it here.
 WHERE said <> '' AND said NOT LIKE 'the broker may deliver again for %'

@@ -1,4 +1,4 @@
-//! `idem erase`: blanks what may tell of a person, and keeps what makes a redelivery a duplicate.
+//! `idem erase`: blanks everything that may identify a person, and keeps the hashes that make a redelivery a duplicate.
 
 use super::requests;
 use crate::{
@@ -27,8 +27,8 @@ SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages U
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
-/// never replayed, and what became of a replay that has ended stays told; it is no copy of any other from then on, because one
-/// that comes again must be kept whole. Further parameters: 3 who, 4 why.
+/// never replayed, and the outcome of a replay that has ended stays; it is no copy of any other from then on, because one that
+/// comes again must be kept whole. Further parameters: 3 who, 4 why.
 const ERASE: &str = "\
 {asked}, records AS (
     UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
@@ -94,7 +94,7 @@ pub(crate) fn warning(count: i64) -> String {
     )
 }
 
-/// Events are effects, and are sent whole: who was forgotten may have been paid.
+/// Events are effects, and are sent whole: a person who was erased may have been paid.
 pub(crate) fn report(erased: i64, waiting: usize) -> Report {
     let erased =
         format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.");

@@ -21,8 +21,8 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE name = $1:
     AND ($5::int8 IS NULL OR p.processed_by = $5::int8)
     AND ($6::text IS NULL OR p.processed_by = ANY (ARRAY(SELECT id FROM {schema}.worker_runs WHERE version = $6::text)))";
 
-/// Record, count of attempts, trail and the caches of running workers change in one transaction. What is gone waits for
-/// being taken back. Further parameters: 7 how many, 8 who, 9 why, 10 batch.
+/// Record, count of attempts, trail and the caches of running workers change in one transaction. Forgotten rows can
+/// still be taken back. Further parameters: 7 how many, 8 who, 9 why, 10 batch.
 const FORGET: &str = "\
 WITH gone AS (
     DELETE FROM {schema}.processed_messages WHERE ctid = ANY (ARRAY(SELECT p.ctid {chosen} LIMIT $7::int8)) RETURNING *
@@ -85,7 +85,7 @@ pub(crate) fn done(forgotten: i64, batch: i64) -> Report {
     ))
 }
 
-/// Forgets some keys of a consumer, and answers how many, and as which batch.
+/// Forgets some keys of a consumer, and returns how many, and the batch.
 pub(crate) async fn forget_keys(
     database: &mut Database,
     consumer: &str,
@@ -115,7 +115,7 @@ async fn forget_chosen(
     binds.extend([Bind::Number(CHUNK), Bind::Text(&by), Bind::Text(reason), Bind::Number(batch)]);
     let statement = FORGET.replace("{chosen}", CHOSEN);
     let mut forgotten = 0;
-    // As many as were counted and confirmed: what is processed in the meantime stays.
+    // As many as were counted and confirmed: keys processed in the meantime stay.
     while forgotten < count {
         match database.act(&statement, &binds).await? {
             0 => break,

@@ -26,8 +26,8 @@ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
     WHERE a.attrelid = pg_catalog.to_regclass($1::text)::oid AND a.attname = asked.name::name AND a.attnum > 0 AND NOT a.attisdropped)
 ORDER BY asked.place LIMIT 1";
 
-/// Makes the consumer where it has never started, bound to nothing; the first start says the rest. The run is what the
-/// records were processed by. Parameters: 1 consumer, 2 tenant, 3 rule, 4 table. Result: scope, rule and run.
+/// Makes the consumer if it has never started, bound to nothing; the first start sets the rest. The run is the one that
+/// the records name. Parameters: 1 consumer, 2 tenant, 3 rule, 4 table. Result: scope, rule and run.
 const PREPARE: &str = "\
 WITH scope AS (
     INSERT INTO {schema}.consumers (name, tenant, bound_to, handler, key_rules, hash_rules, retention)
@@ -41,7 +41,7 @@ WITH scope AS (
 )
 SELECT scope.id::int8, rule.id::int8, run.id::int8 FROM scope, rule, run";
 
-/// What stands on these pages and is to be brought over. Parameters: 1 from page, 2 to page, 3 the consumer's name in the
+/// The rows on these pages that are to be brought over. Parameters: 1 from page, 2 to page, 3 the consumer's name in the
 /// table or NULL for all.
 const SLICE: &str = "\
 SELECT t.{key}::text AS key, {processed}::timestamptz AS processed_at, {expires}::timestamptz AS expires_at,
@@ -50,8 +50,8 @@ FROM {table} AS t
 WHERE t.ctid >= pg_catalog.format('(%s,0)', $1::int8)::tid AND t.ctid < pg_catalog.format('(%s,0)', $2::int8)::tid
     AND ($3::text IS NULL OR {consumer}::text = $3::text)";
 
-/// What is there already stays, so that a run that was broken off can be begun again. Further parameters: 4 scope, 5 rule,
-/// 6 run, 7 hash in hexadecimal digits. Result: how many were read, inserted, and are no keys.
+/// Rows that are there already stay, so that an interrupted run can be started again. Further parameters: 4 scope, 5 rule,
+/// 6 run, 7 hash in hexadecimal digits. Result: how many were read, inserted, and have no valid key.
 const COPY: &str = "\
 WITH slice AS MATERIALIZED ({slice}), written AS (
     INSERT INTO {schema}.processed_messages

@@ -26,7 +26,7 @@ pub(crate) enum StoreKind {
     Sqlite,
 }
 
-/// Names that cargo refuses, or that a program cannot have beside what it links.
+/// Names that cargo refuses, or that a program cannot have beside its dependencies.
 const TAKEN: [&str; 10] = ["build", "core", "deps", "examples", "incremental", "serde", "sqlx", "std", "test", "tokio"];
 /// Rust's keywords that are words in lower case.
 const KEYWORDS: &str = "abstract as async await become box break const continue crate do dyn else enum extern false final fn for \

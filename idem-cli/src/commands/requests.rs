@@ -1,4 +1,4 @@
-//! What `idem show` knows of a request over HTTP beyond what every key has.
+//! The facts that `idem show` has about a request over HTTP beyond those of every key.
 
 use serde_json::Value;
 
@@ -9,8 +9,8 @@ use crate::{
     report::{Row, Table},
 };
 
-/// The answers without what they say, which is shown where somebody asks for it and the trail notes so. Parameters: 1 key, 2
-/// consumer or NULL.
+/// The answers without their content, which is shown only on request and noted in the trail. Parameters: 1 key, 2 consumer or
+/// NULL.
 const ANSWERS: &str = "\
 SELECT c.name AS consumer, c.tenant, r.kind & 1::smallint = 1 AS refused, r.kind & 6::smallint <> 0 AS gone, r.status, r.reference,
     r.answer_until
@@ -33,7 +33,7 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
         WHERE pg_catalog.json_array_element_text(pair, 0) = 'idemcausedby' AND pg_catalog.json_array_element_text(pair, 1) = $3::text)
 ORDER BY o.number LIMIT 100";
 
-/// Who runs a request holds its key, and shows nothing of it before the commit. Parameters as above.
+/// A running request holds its key, and shows nothing of it before the commit. Parameters as above.
 const CLAIM: &str = "\
 INSERT INTO {schema}.processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
 SELECT c.id, {schema}.key_id($1::text), $1::text, ''::bytea, 0, 0, pg_catalog.now()
@@ -55,7 +55,7 @@ pub(crate) async fn waiting(
     Ok(database.table(EVENTS, &[recorded, consumer, Bind::Text(&senders_key)]).await?.rows().len())
 }
 
-/// What is known of a request.
+/// The facts known of a request.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) named: Named,
@@ -133,7 +133,7 @@ impl Found {
     }
 }
 
-/// What becomes of the request if it comes again now.
+/// The outcome of the request if it comes again now.
 pub(crate) fn repeat(requests: &Table) -> String {
     let told = |row: &Row| {
         match row.text("state") {

@@ -17,7 +17,7 @@ const CHUNK: i64 = 5_000;
 const BOUNDS: std::ops::RangeInclusive<i64> = 60..=10 * 365 * 24 * 3600;
 
 /// As the claim rounds it, so that a record is kept as long as one that is made anew. Goes through the primary key, and
-/// answers where it stopped. Parameters: 1 consumer, 2 seconds, 3 behind this key id, 4 how many.
+/// returns where it stopped. Parameters: 1 consumer, 2 seconds, 3 behind this key id, 4 how many.
 const REWRITE: &str = "\
 WITH slice AS MATERIALIZED (
     SELECT key_id FROM {schema}.processed_messages

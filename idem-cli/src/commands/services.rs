@@ -1,4 +1,4 @@
-//! What `idem doctor` finds of services over HTTP, on every database.
+//! The findings of `idem doctor` about services over HTTP, on every database.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) fn findings(facts: &Table, doctor: &Doctor) -> Vec<Row> {
     facts.rows().iter().flat_map(|service| of(service, doctor)).collect()
 }
 
-/// What a person should know of each service, whether or not something is wrong with it.
+/// The facts to know about each service, whether or not it has a problem.
 pub(crate) fn services(facts: &Table) -> Table {
     let told = |service: &Row| {
         let keys_for = match service.get("keys_for").as_i64() {

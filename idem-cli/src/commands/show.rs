@@ -36,7 +36,7 @@ SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.err
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
-/// What is no UTF-8 is shown in hexadecimal, and a sealed body as it is stored.
+/// A body that is not UTF-8 is shown in hexadecimal, and a sealed body as it is stored.
 const RESULTS: &str = "\
 SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1::smallint = 1 THEN 'error' ELSE 'answer' END AS kind, r.status, r.stored_at,
     r.answer_until, r.reference, r.content_type, r.sealed_with, r.kind & 6::smallint = 2 AS erased, r.kind & 4::smallint = 4 AS ended,
@@ -54,7 +54,7 @@ FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) AND a.action <> 'read-key'
 ORDER BY a.id DESC LIMIT 20";
 
-/// What the trail says of erasing a key, whose text it does not hold. There is no index for it.
+/// The trail's lines about erasing a key, whose text they do not hold. There is no index for them.
 const ERASED: &str = "\
 SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
@@ -63,8 +63,8 @@ WHERE a.action = 'erase' AND pg_catalog.starts_with(a.details, pg_catalog.format
 ORDER BY a.id DESC LIMIT 20";
 
 /// Written before anything is shown: one line for each scope that holds something of the key, or one without a scope. The
-/// text of a key goes where idem holds it already and nowhere else, so that looking up what was erased does not bring it
-/// back; the key id stands in each line. Further parameters: 3 who, 4 what else is shown.
+/// text of a key goes where idem holds it already and nowhere else, so that looking up an erased key does not bring it
+/// back; the key id stands in each line. Further parameters: 3 who, 4 further parts that are shown.
 const NOTE_READ: &str = "\
 WITH held AS (
     SELECT p.consumer, p.idempotency_key FROM {schema}.processed_messages AS p
@@ -91,7 +91,7 @@ SELECT pg_catalog.count(*) FROM noted";
 pub(crate) const UNNOTED: &str = "nothing is shown, because who reads keys and payloads is noted in the audit trail first, and \
     that failed";
 
-/// What is known of a key.
+/// The facts known of a key.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) records: Table,
@@ -134,7 +134,7 @@ pub(crate) fn is_erased(records: &Table, dead_letters: &Table) -> bool {
     erased(records) || erased(dead_letters)
 }
 
-/// What the trail says of a look at the result.
+/// The trail's words for a look at the result.
 pub(crate) fn also(show: &Show) -> &'static str {
     if show.result { ", and its result" } else { "" }
 }

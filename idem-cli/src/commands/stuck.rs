@@ -9,7 +9,8 @@ use crate::{
 };
 
 /// A count of attempts that `idem stats` counts and `idem stuck` lists as failing: one of a message that was tried and is
-/// neither processed nor set aside since. A release that did not end the count of what it set aside has left such counts.
+/// neither processed nor set aside since. Releases that did not end the counts of messages that they set aside have left
+/// such counts.
 pub(crate) const FAILING: &str = "\
 a.attempts > 0
     AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
@@ -17,7 +18,7 @@ a.attempts > 0
         AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)";
 
 /// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
-/// works on which key, but a session that was given its consumer's name can be told by it.
+/// works on which key, but a session with its consumer's name can be recognised.
 const KEYS: &str = "\
 WITH working AS MATERIALIZED (
     SELECT s.application_name AS program, pg_catalog.array_agg(DISTINCT s.pid) AS pids,
@@ -50,8 +51,8 @@ SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
 
-/// Consumers that take nothing in because a person paused them or a worker halted them: no attempt is counted of what waits
-/// with the broker.
+/// Consumers that take nothing in because a person paused them or a worker halted them: no attempt is counted of messages
+/// that wait with the broker.
 const STOPPED: &str = "\
 SELECT c.name AS consumer, c.tenant, o.state, o.at AS since, nullif(o.by, '') AS by, nullif(o.reason, '') AS reason,
     pg_catalog.concat('idem consumers resume ', CASE WHEN c.name OPERATOR(pg_catalog.~) '^[A-Za-z0-9_./:@-]+$' THEN c.name

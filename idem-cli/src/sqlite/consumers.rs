@@ -71,7 +71,7 @@ SELECT c.name AS consumer, c.tenant, o.state, {at}o.at{} AS since, nullif(o."by"
 FROM "{schema}_controls" AS o JOIN "{schema}_consumers" AS c ON c.id = o.consumer
 WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT ?1"#;
 
-/// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 what the trail calls it.
+/// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 the action's name in the trail.
 const SET: [&str; 2] = [
     r#"INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at)
 SELECT id, ?2, CASE WHEN ?2 = 'running' THEN '' ELSE ?3 END, ?4, {now} FROM "{schema}_consumers" WHERE name = ?1

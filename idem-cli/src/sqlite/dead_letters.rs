@@ -43,7 +43,7 @@ FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.con
 
 const PAYLOAD: &str = r#"SELECT payload, headers FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
-/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 what the trail calls it.
+/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 the action's name in the trail.
 const NOTE_READ: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, ?3, consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters" WHERE id = ?1"#;
@@ -73,7 +73,7 @@ FROM json_each(?1) AS asked LEFT JOIN "{schema}_dead_letters" AS d ON d.id = ask
 const BY_ORIGIN: &str =
     r#"SELECT d.id FROM "{schema}_dead_letters" AS d WHERE ?1 IN (d.origin, d.last_origin) AND {held} ORDER BY d.id"#;
 
-/// The trail says what is lost, as on PostgreSQL. Parameters: 1 ids as a JSON array, 2 who, 3 why.
+/// The trail describes the loss, as on PostgreSQL. Parameters: 1 ids as a JSON array, 2 who, 3 why.
 const ACCEPT: [&str; 2] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, 'accept-loss', d.consumer, d.idempotency_key, printf('dead letter %s from %s, %s bytes with the hash %s (%s): %s',
@@ -140,7 +140,7 @@ fn statement(template: &str) -> String {
 async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Failure> {
     let chosen = Chosen::of(&mut file, which).await?;
     let mut binds = chosen.binds();
-    // One more than is shown tells whether there are more.
+    // One more than is shown, to see whether there are more.
     binds.push(limit.limit.saturating_add(1).into());
     let letters = file.table(&statement(LIST), &binds).await?;
     let max = usize::try_from(limit.limit).unwrap_or(usize::MAX);

@@ -66,15 +66,15 @@ impl File {
         rows.iter().map(row).collect::<Result<_, sqlx::Error>>().map_err(Failure::from)
     }
 
-    /// The number that a query answers.
+    /// The number that a query returns.
     pub(super) async fn number(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
         let text = self.text(query);
         let row = bound(&text, binds).fetch_one(&mut self.connection).await?;
         Ok(row.try_get(0)?)
     }
 
-    /// Runs statements in one transaction, all with the same parameters, and answers how many rows each has changed. What
-    /// they wrote into the trail is logged once it is committed.
+    /// Runs statements in one transaction, all with the same parameters, and returns how many rows each has changed. Their
+    /// lines in the trail are logged once they are committed.
     pub(super) async fn act<const N: usize>(
         &mut self,
         statements: [&str; N],
@@ -113,8 +113,8 @@ FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consu
         )))
     }
 
-    /// The text with the tables' prefix. `{now}` is now in microseconds, as far as SQLite tells it; `{at}a{}` is the column
-    /// `a` as people read an instant.
+    /// The text with the tables' prefix. `{now}` is now in microseconds, as exact as SQLite's clock; `{at}a{}` is the
+    /// column `a` as people read an instant.
     fn text(&self, template: &str) -> String {
         let text = Dialect::Sqlite.render(template, &self.schema).replace("{now}", NOW);
         text.replace("{at}", "strftime('%Y-%m-%dT%H:%M:%fZ', ").replace("{}", " / 1000000.0, 'unixepoch')")

@@ -74,7 +74,7 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR nam
         WHERE json_extract(pair.value, '$[0]') = 'idemcausedby' AND json_extract(pair.value, '$[1]') = ?3)
 ORDER BY o.number LIMIT 100"#;
 
-/// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
+/// The note is the same as on PostgreSQL. Further parameters: 4 who, 5 the trail's details.
 const NOTE_READ: &str = r#"
 WITH held AS (
     SELECT consumer, idempotency_key FROM "{schema}_processed_messages" WHERE {hold}
@@ -110,7 +110,7 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
         Some(named) => Some(requests::Found {
             answers: file.table(ANSWERS, &binds).await?,
             events: file.table(EVENTS, &[binds[0], consumer, named.key.as_str().into()]).await?,
-            // Whoever writes holds the whole file.
+            // A writer holds the whole file.
             runs: None,
             recorded: key,
             named,
@@ -129,8 +129,8 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
     AND (?6 IS NULL OR p.processed_by = ?6)
     AND (?7 IS NULL OR p.processed_by IN (SELECT id FROM "{schema}_worker_runs" WHERE version = ?7))"#;
 
-/// Further parameters: 8 how many, 9 who, 10 why, 11 batch. As many as were counted and confirmed: what is processed in the
-/// meantime stays. What is gone waits for being taken back.
+/// Further parameters: 8 how many, 9 who, 10 why, 11 batch. As many as were counted and confirmed: keys processed in the
+/// meantime stay. Forgotten rows can still be taken back.
 const FORGET: [&str; 8] = [
     "CREATE TEMP TABLE gone (id INTEGER, consumer INTEGER, key_id BLOB, idempotency_key TEXT)",
     "INSERT INTO temp.gone SELECT p.rowid, p.consumer, p.key_id, p.idempotency_key {chosen} LIMIT ?8",
@@ -191,7 +191,7 @@ SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_audit" WHERE idempotency_key = ?1)"#;
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
-/// 5 what the trail says.
+/// 5 the trail's details.
 const ERASE: [&str; 9] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}

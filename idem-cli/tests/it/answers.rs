@@ -1,4 +1,4 @@
-//! What operators see and do of kept results, on both databases.
+//! The operators' commands for kept results, on both databases.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
         .await
 }
 
-/// V3: the result is shown where it is asked for, which the trail says; an erased one is told from one that is empty, and
-/// nothing runs again; what was forgotten runs again, with a result of its own.
+/// V3: the result is shown on request, which the trail notes; an erased one differs from an empty one, and nothing runs
+/// again; a forgotten one runs again, with a result of its own.
 async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: impl Fn(&str) -> Answer) {
     for key in ["order-1", "order-refused"] {
         assert!(!pay(&store, key).await.unwrap().replayed);
@@ -66,7 +66,7 @@ async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: i
     assert!(pay(&store, "order-2").await.unwrap().replayed);
 }
 
-/// V12: of an answer that is over the table shows what is left, and the answer until then.
+/// V12: of an expired answer the table shows the rest, and the answer until then.
 async fn an_answer_that_is_over_is_shown_as_such<S: Store>(
     store: Arc<S>,
     idem: impl Fn(&str) -> Answer,

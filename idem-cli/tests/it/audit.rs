@@ -1,4 +1,4 @@
-//! What operators do is in the table `audit`, and on the log target `idem::audit` for who asks for it.
+//! Operators' actions are in the table `audit`, and on the log target `idem::audit` if it is enabled.
 
 use serde_json::Value;
 
@@ -61,7 +61,7 @@ async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     fixture.drop().await;
 }
 
-/// S12: the trail names the login of the database beside what `--by` says, and nobody is no name.
+/// S12: the trail names the login of the database beside the name in `--by`, which may not be empty.
 #[tokio::test]
 async fn s12_the_trail_names_the_login_and_nobody_is_no_name() {
     let fixture = Fixture::new().await;
@@ -107,8 +107,8 @@ async fn s5_the_log_shows_no_secret_and_no_forged_line() {
     fixture.drop().await;
 }
 
-/// S30: whoever reads what is known of a key stands in the trail, by the login and the time of the server; and what was
-/// erased does not come back because somebody asks for it.
+/// S30: a person who reads the facts of a key stands in the trail, by the login and the time of the server; and an
+/// erased key does not come back because it is looked up.
 #[tokio::test]
 async fn s30_who_reads_a_key_stands_in_the_trail() {
     let fixture = crate::dead_letters::fixture().await;
@@ -142,7 +142,7 @@ async fn s30_who_reads_a_key_stands_in_the_trail() {
     fixture.drop().await;
 }
 
-/// S31: what cannot be noted is not shown, and the refusal names the cure.
+/// S31: without a note in the trail nothing is shown, and the refusal names the cure.
 #[tokio::test]
 async fn s31_what_cannot_be_noted_is_not_shown() {
     let fixture = crate::dead_letters::fixture().await;

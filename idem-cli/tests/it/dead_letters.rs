@@ -65,7 +65,7 @@ async fn a_listing_shows_no_payload_and_reading_one_is_written_down() {
     fixture.drop().await;
 }
 
-/// C7: what was set aside left no record, so its replay runs, once, in a running worker.
+/// C7: a message that was set aside left no record, so its replay runs, once, in a running worker.
 #[tokio::test]
 async fn c7_a_replay_runs_in_a_running_worker() {
     let fixture = fixture().await;
@@ -234,7 +234,7 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
     assert_eq!((&of_small["dead_letters"], &of_small["open"], &of_small["copies"]), (&3.into(), &3.into(), &3.into()));
     assert_eq!(of_small["error"], "SQLSTATE 23514 constraint small");
     assert!(of_small["first_at"].is_string() && of_small["last_at"].is_string());
-    // Those of the handler are one group, and the conflict is another, with what the worker knew of them.
+    // Those of the handler are one group, and the conflict is another, with the facts that the worker knew of them.
     let reasons: Vec<_> =
         groups.iter().map(|row| (row["reason"].as_str().unwrap(), row["dead_letters"].as_i64())).collect();
     assert!(reasons.contains(&("permanent", Some(2))) && reasons.contains(&("conflict", Some(1))), "{reasons:?}");

@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgCon
 /// How long anything may take that a test waits for. It only ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands in every payload here, and may be seen only where it was asked for.
+/// The text in every payload here, which may be shown only on request.
 pub(crate) const PAYLOAD: &str = "canary-payload";
 pub(crate) const PASSWORD: &str = "canary-password";
 
@@ -34,7 +34,7 @@ pub(crate) struct Fixture {
     pub(crate) refused: Arc<Mutex<Vec<String>>>,
 }
 
-/// What the command answered.
+/// The answer of a command.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: i32,
@@ -135,7 +135,7 @@ impl Fixture {
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&self.admin).await.unwrap();
     }
 
-    /// The first column of what a query answers.
+    /// The first column of a query's result.
     pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
         let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&self.admin).await.unwrap();
         rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()
@@ -152,7 +152,7 @@ impl Fixture {
         tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {wanted}: {query}"));
     }
 
-    /// What the audit trail says: who did what to which key.
+    /// The lines of the audit trail: who did what to which key.
     pub(crate) async fn trail(&self) -> Vec<String> {
         self.texts("SELECT concat_ws(' ', who, action, idempotency_key, nullif(details, '')) FROM audit ORDER BY id")
             .await
@@ -196,8 +196,8 @@ async fn set_aside(store: &impl Store, key: &str, payload: &str) {
     store.bookkeeping().store_dead_letter(&letter).await.unwrap();
 }
 
-/// Leaves a count of attempts of each kind, beside one of `succeeded`, which has a record. `left` is to be made one that a
-/// release has left which did not end the counts of what it set aside.
+/// Leaves a count of attempts of each kind, beside one of `succeeded`, which has a record. `left` is to become the count
+/// of a release that did not end the counts of messages that it set aside.
 pub(crate) async fn leave_counts(store: &impl Store) {
     for key in ["succeeded", "failing", "ended", "aside", "left", "again", "other"] {
         attempt(store, key, "x").await;
@@ -211,7 +211,7 @@ pub(crate) async fn leave_counts(store: &impl Store) {
     attempt(store, "other", "y").await;
 }
 
-/// What `stats` and `stuck` say is failing: both the same.
+/// The keys that fail by `stats` and by `stuck`: both the same.
 #[track_caller]
 pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     let mut keys: Vec<&str> =
@@ -221,7 +221,7 @@ pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
 }
 
-/// What `stuck` says of consumers that somebody stopped, and that it says where else to look where nothing is stuck.
+/// The lines of `stuck` about stopped consumers, and its hint where else to look if nothing is stuck.
 pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
     let nothing = || {
         let stuck = idem("stuck --json").json();

@@ -61,7 +61,7 @@ async fn forget_says_what_is_missing() {
     fixture.drop().await;
 }
 
-/// The good deploy after the bad one: what a run, a version or a time processed.
+/// The good deploy after the bad one: the keys that a run, a version or a time processed.
 #[tokio::test]
 async fn forget_in_bulk_takes_exactly_what_was_chosen() {
     let fixture = Fixture::new().await;
@@ -124,7 +124,7 @@ async fn what_was_forgotten_is_taken_back_until_cleanup() {
     assert_eq!(fixture.deliver(&["order-1", "order-2"]).await, "DD");
     assert_eq!(fixture.texts("SELECT count(*) FROM forgotten").await, ["0"]);
     assert!(fixture.trail().await.contains(&format!("ada restore order-2 forgotten as {batch}")));
-    // Cleanup takes what waits for too long.
+    // Cleanup removes forgotten rows that are too old.
     fixture.idem(&format!("forget order-1 {WHY} --yes")).ok();
     fixture.run("UPDATE forgotten SET forgotten_at = now() - interval '31 d'").await;
     fixture.idem("cleanup").ok();

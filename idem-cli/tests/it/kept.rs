@@ -1,4 +1,5 @@
-//! What is set aside is kept whole in PostgreSQL, or stays with the broker until somebody gives it up.
+//! A message that is set aside is kept whole in PostgreSQL, or stays with the broker until an operator gives it
+//! up.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +12,7 @@ use idem_testkit::memory::{Broker, MemorySource, Queue, QueueOptions};
 
 use crate::fixture::{Fixture, PATIENCE};
 
-/// Keeps what it was handed.
+/// Keeps the messages that it was handed.
 #[derive(Clone, Default)]
 struct Keeping(Arc<Mutex<Vec<Message>>>);
 
@@ -34,7 +35,8 @@ fn worker(
     Worker::builder(consumer, queue.source()).cleanup(None).retry(retry)
 }
 
-/// What RabbitMQ takes and no default handles is in the row byte for byte, and runs once a worker is allowed to.
+/// A payload that RabbitMQ takes and no default handles is in the row byte for byte, and runs once a worker is
+/// allowed to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a33_twenty_mebibytes_are_kept_whole_and_replayed() {
     let fixture = Fixture::new().await;

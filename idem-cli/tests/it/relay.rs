@@ -45,7 +45,7 @@ impl Queue {
         queue.unwrap().message_count()
     }
 
-    /// The ids of what is there, whose two places agree, and the payloads.
+    /// The ids of the messages, whose two places agree, and the payloads.
     async fn take(&self) -> Vec<(String, String)> {
         let mut all = Vec::new();
         while let Some(got) =

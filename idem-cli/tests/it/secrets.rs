@@ -1,4 +1,4 @@
-//! S4, S5, S9: what must not be seen is not seen, whatever goes wrong.
+//! S4, S5, S9: secrets are not shown, whatever goes wrong.
 
 use crate::fixture::{Fixture, PASSWORD, PAYLOAD, command};
 
@@ -60,7 +60,7 @@ fn s9_a_url_that_is_wrong_or_in_the_wrong_place_is_not_repeated() {
     command(&[], &["stats"]).refused("--database-url (or the variable DATABASE_URL) must be given");
 }
 
-/// S5: what a producer wrote does not steer an operator's terminal.
+/// S5: a producer's text does not steer an operator's terminal.
 #[tokio::test]
 async fn s5_control_characters_are_escaped() {
     let fixture = Fixture::new().await;

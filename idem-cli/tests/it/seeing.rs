@@ -44,7 +44,7 @@ async fn stats_and_workers_count_what_there_is() {
     fixture.drop().await;
 }
 
-/// S24: what fills the disk.
+/// S24: the tables that fill the disk.
 #[tokio::test]
 async fn s24_stats_tells_what_the_tables_take() {
     let fixture = Fixture::new().await;
@@ -80,7 +80,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     let holding: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *holder).await.unwrap();
     let mut waiter = fixture.admin.acquire().await.unwrap();
     let waiting: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *waiter).await.unwrap();
-    // The waiter is told by its consumer's name, which its URL gave it.
+    // The waiter is recognised by its consumer's name, which its URL gave it.
     sqlx::raw_sql("SET application_name = 'orders'").execute(&mut *waiter).await.unwrap();
     let waits = async { sqlx::raw_sql(lock).execute(&mut *waiter).await.unwrap() };
     let look = async {
@@ -109,7 +109,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     fixture.drop().await;
 }
 
-/// J16: what waits because its consumer is stopped is in no count of attempts.
+/// J16: a message that waits because its consumer is stopped is in no count of attempts.
 #[tokio::test]
 async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
     let fixture = Fixture::new().await;
@@ -118,7 +118,7 @@ async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
     fixture.drop().await;
 }
 
-/// What was set aside is no longer failing, also where a release has left its count; what was tried since is.
+/// A message that was set aside is no longer failing, also where a release has left its count; one that was tried since is.
 #[tokio::test]
 async fn stats_and_stuck_agree_on_what_fails() {
     let fixture = Fixture::new().await;
@@ -197,7 +197,7 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     fixture.drop().await;
 }
 
-/// What a worker's start leaves of its broker; the newest counts.
+/// The facts that a worker's start notes about its broker; the newest count.
 #[tokio::test]
 async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
     let fixture = Fixture::new().await;

@@ -70,7 +70,7 @@ impl File {
         store.bookkeeping().store_dead_letter(&letter).await.unwrap().id.0
     }
 
-    /// The first column of what a query answers.
+    /// The first column of a query's result.
     pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
         let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.unwrap()
@@ -81,7 +81,7 @@ impl File {
         sqlx::raw_sql(statements).execute(&mut connection).await.unwrap();
     }
 
-    /// What the trail says: who did what to which key.
+    /// The lines of the trail: who did what to which key.
     async fn trail(&self) -> Vec<String> {
         let text = "SELECT who || ' ' || action || ' ' || ifnull(idempotency_key, '-') || ' ' || details FROM idem_audit \
                     WHERE who = 'ada' ORDER BY id";
@@ -117,7 +117,7 @@ fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
     }
 }
 
-/// S30: whoever reads a key stands in the trail, as on PostgreSQL.
+/// S30: a person who reads a key stands in the trail, as on PostgreSQL.
 #[tokio::test]
 async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
     let file = File::new();
@@ -271,7 +271,7 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     );
 }
 
-/// What was forgotten waits, and is taken back, except where it has run again meanwhile; erasing reaches it too.
+/// A forgotten key waits, and is taken back, unless it has run again meanwhile; erasing reaches it too.
 #[tokio::test]
 async fn what_was_forgotten_is_taken_back_on_sqlite() {
     let file = File::new();

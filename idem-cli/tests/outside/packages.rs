@@ -34,8 +34,8 @@ pub(crate) fn unpacked() -> PathBuf {
     crates
 }
 
-/// Files that are as before keep their times, by which cargo knows what to build again: a package says the same time of
-/// all that is in it.
+/// Files that are as before keep their times, by which cargo knows what to build again: a package has the same time for
+/// all its files.
 fn unpack(packages: &Path, name: &str, folder: &Path) {
     let package = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
     let fresh = packages.join("fresh");

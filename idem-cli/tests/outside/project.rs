@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query
 
 use crate::{broker, packages};
 
-/// What the README calls its program.
+/// The README's name for its program.
 const NAME: &str = "purchases";
 /// A folder that `idem new` has made.
 pub(crate) struct Project {
@@ -54,8 +54,8 @@ impl Project {
     fn cargo(&self, arguments: &[&str], database: &str) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg(arguments[0]).current_dir(self.path("."));
-        // What cargo tells a test of its package, build scripts take for theirs: ring would be built again here, and after this in the
-        // workspace once more, with all that depends on it.
+        // Build scripts take the variables that cargo sets for a test's package for theirs: ring would be built again here, and
+        // after this in the workspace once more, with all that depends on it.
         for (name, _) in
             std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
         {
@@ -77,7 +77,7 @@ impl Project {
         for cents in ["250", "250", "999"] {
             queue.publish(&format!(r#"{{"idempotencykey":"order-1","customer":"1","cents":{cents}}}"#)).await;
         }
-        // The file's settings hold, but for what would meet other tests.
+        // The file's settings hold, but for those that would collide with other tests.
         let mut worker = tokio::process::Command::new(target().join("debug").join(NAME));
         worker.args(["--config", "worker.toml", "--until-idle", "2s", "--admin", "127.0.0.1:0"]);
         worker.args(queue.flags()).envs(queue.variables()).env("DATABASE_URL", &database).current_dir(self.path("."));
@@ -103,7 +103,7 @@ impl Project {
         format!("{}/{}", server.rsplit_once('/').unwrap().0, self.unique)
     }
 
-    /// What the customer's total came to.
+    /// The customer's total.
     async fn cents(&self, database: &str) -> i64 {
         let total = "SELECT cents FROM customers WHERE customer = '1'";
         if self.store == "sqlite" {
@@ -131,7 +131,7 @@ fn target() -> PathBuf {
     own.to_owned()
 }
 
-/// A file with the workspace's own profiles, so that what both stand on is compiled once.
+/// A file with the workspace's own profiles, so that shared dependencies are compiled once.
 fn profiles() -> PathBuf {
     let manifest = fs::read_to_string(packages::root().join("Cargo.toml")).unwrap();
     let file = packages::kept().join("profiles.toml");
@@ -139,7 +139,7 @@ fn profiles() -> PathBuf {
     file
 }
 
-/// What it printed.
+/// Its output.
 fn succeeded(what: &str, output: Output) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{what}: {}\n{printed}\n{errors}", output.status);

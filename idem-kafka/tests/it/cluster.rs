@@ -1,4 +1,4 @@
-//! The broker that the tests use: topics of their own on it, and what is asked of it beside the source.
+//! The broker that the tests use: their own topics on it, and the requests to it that no source makes.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -171,7 +171,7 @@ impl Topic {
             let record = FutureRecord::<str, str>::to(&self.name).partition(partition).payload(payload);
             match PRODUCER.send(record, PATIENCE).await {
                 Ok(delivered) => return delivered.offset,
-                // The producer has not heard of a partition that was just added.
+                // The producer does not know of a partition that was just added.
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::UnknownPartition), _)) => {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -180,7 +180,7 @@ impl Topic {
         }
     }
 
-    /// What the group has committed, by partition.
+    /// The group's committed positions, by partition.
     pub(crate) fn committed(&self) -> Vec<Option<i64>> {
         self.committed_in(&self.partitions())
     }
@@ -223,7 +223,7 @@ impl Topic {
         members.collect()
     }
 
-    /// Whether the group has so many members, and each of them its partitions.
+    /// Whether the group has this many members, and each of them its partitions.
     pub(crate) fn is_stable(&self, members: usize) -> bool {
         let groups = ADMIN.inner().fetch_group_list(Some(&self.group), PATIENCE).unwrap();
         groups.groups().iter().any(|group| group.state() == "Stable" && group.members().len() == members)
@@ -240,7 +240,7 @@ impl Topic {
 impl Drop for Topic {
     fn drop(&mut self) {
         let name = self.name.clone();
-        // On a thread of its own, because a runtime may not be blocked; what is left over is gone with the broker.
+        // On a thread of its own, because a runtime may not be blocked; leftovers go with the broker.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let _ = runtime.block_on(ADMIN.delete_topics(&[&name], &options()));
@@ -249,7 +249,7 @@ impl Drop for Topic {
     }
 }
 
-/// Fast where the defaults are slow; but nobody loses a session because the machine is busy.
+/// Fast where the defaults are slow; but no member loses its session because the machine is busy.
 pub(crate) fn fast(options: KafkaOptions) -> KafkaOptions {
     options
         .commit_every(Duration::from_millis(20))

@@ -274,7 +274,7 @@ async fn e21_records_that_cannot_be_unpacked_are_told_of_with_the_cure() {
     assert_eq!(payloads(&member.take(1).await), ["0"]);
 }
 
-/// What nobody has words for is told of as the client library says it, once it comes again.
+/// An error that we have no words for is reported in the client library's words, once it comes again.
 #[tokio::test(flavor = "multi_thread")]
 async fn e21_an_unknown_error_that_repeats_is_told_of() {
     let mock = Mock::new();
@@ -312,7 +312,7 @@ async fn e23_a_slow_coordinator_gets_the_positions_all_the_same() {
     work_until(&member, || mock.committed() == Some(2)).await;
 }
 
-/// B minor: one after the other, the ends of so many partitions would take longer than a start may.
+/// B minor: one after the other, the ends of this many partitions would take longer than a start may.
 #[tokio::test(flavor = "multi_thread")]
 async fn e25_a_group_starts_on_hundreds_of_partitions() {
     let mock = Mock::of(600);

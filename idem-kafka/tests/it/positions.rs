@@ -63,7 +63,7 @@ fn transaction(topic: &Topic, producer: &BaseProducer, count: usize, commits: bo
         let payload = format!("{number} {}", if commits { "committed" } else { "aborted" });
         producer.send(BaseRecord::<str, str>::to(&topic.name).partition(0).payload(&payload)).unwrap();
     }
-    // Otherwise an abort only drops what is still queued here.
+    // Otherwise an abort only drops the records still queued here.
     producer.flush(PATIENCE).unwrap();
     if commits { producer.commit_transaction(PATIENCE) } else { producer.abort_transaction(PATIENCE) }.unwrap();
 }
@@ -108,7 +108,7 @@ async fn d38_what_is_flushed_is_committed_at_once() {
     member.acknowledge(first).await;
     member.flush().await;
     assert_eq!(now(), [Some(2), Some(0)]);
-    // What stands before holds the position.
+    // The record before it holds the position.
     let held = second.remove(0);
     member.acknowledge(second).await;
     member.flush().await;
@@ -121,7 +121,8 @@ async fn d38_what_is_flushed_is_committed_at_once() {
     member.flush().await;
 }
 
-/// B-M9: what a transactional producer leaves behind its last record is no lag, and when it has expired nothing was lost.
+/// B-M9: the markers that a transactional producer leaves behind its last record are no lag, and when they expire nothing
+/// was lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn e22_positions_pass_what_is_behind_the_last_record_and_its_end_is_no_loss() {
     let topic = Topic::new(1).await;
@@ -290,7 +291,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
     member.acknowledge(held).await;
     committed(&topic, &[Some(3)]).await;
     topic.delete().await;
-    // Until the coordinator has forgotten it, a commit would be one of the new topic, and nobody could tell.
+    // Until the coordinator has forgotten it, a commit would silently be one of the new topic.
     eventually("the coordinator to forget", || topic.committed_in(&[0]) == [None]).await;
     topic.create(1, &[]).await;
     // More than before, so that the old position lies within the new topic.

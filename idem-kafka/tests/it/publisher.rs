@@ -96,13 +96,13 @@ async fn e15_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     member.idle().await;
 }
 
-/// What cannot be compressed.
+/// Bytes that cannot be compressed.
 fn noise(bytes: usize) -> Vec<u8> {
     (0_u64..).flat_map(|n| *PayloadHash::of(&n.to_be_bytes()).as_bytes()).take(bytes).collect()
 }
 
-/// B-M4: what was consumed compressed was larger than any limit says, and is published all the same. The broker decides what
-/// is too large, and what it refuses concerns no other dead letter.
+/// B-M4: a record that was consumed compressed is larger than any limit says, and is published all the same. The broker
+/// decides which are too large, and a refusal concerns no other dead letter.
 #[tokio::test(flavor = "multi_thread")]
 async fn e17_a_dead_letter_fits_where_its_message_did() {
     let topic = Topic::with(1, &[("max.message.bytes", "1048588")]).await;
@@ -139,7 +139,7 @@ async fn e17_a_producer_that_failed_for_good_is_replaced() {
     within("publishing", publisher.publish(&letter)).await.unwrap();
 }
 
-/// What a consumer knows a message by.
+/// The properties by which a consumer knows a message.
 fn seen(message: &Message) -> (Option<String>, Option<PayloadHash>, Option<Bytes>, Option<Bytes>) {
     let key = default_key_source().key(message).unwrap().map(|key| key.as_str().to_owned());
     let payload = message.payload().cloned();

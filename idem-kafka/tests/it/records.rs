@@ -85,8 +85,8 @@ async fn e19_header_names_that_are_not_utf8_make_a_message_malformed_and_no_nois
     member.idle().await;
 }
 
-/// A45: where no key stands, the origin takes its place in what a provider is handed as its idempotency key. A topic that is
-/// created again has the same origins for other records, and the provider must not take the second charge for the first.
+/// A45: where no key stands, the origin takes its place in the idempotency key for a provider. A topic that is created again
+/// has the same origins for other records, and the provider must not take the second charge for the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a45_a_record_of_a_topic_that_was_created_again_has_another_derived_key() {
     let topic = Topic::new(1).await;

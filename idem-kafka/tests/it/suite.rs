@@ -11,7 +11,7 @@ use idem_testkit::{
 
 use crate::cluster::{BROKERS, Topic, eventually, fast};
 
-/// A topic of one partition, because what comes back after a crash is what lies behind the first message that was left.
+/// A topic of one partition, because a crash brings back the messages behind the first unfinished one.
 struct Fixture {
     topic: Topic,
     another: Topic,
@@ -66,11 +66,11 @@ impl SourceUnderTest for Fixture {
         self.build(fast(KafkaOptions::new(&*BROKERS, name, &self.topic.group)))
     }
 
-    /// A dropped source commits nothing; it tells the broker that it leaves, which a process that dies would not.
+    /// A dropped source commits nothing; it leaves the group, which a process that dies would not.
     async fn crash(&self, source: KafkaSource) {
         let before = self.topic.members();
         drop(source);
-        // Another may be joining meanwhile, so members are told apart by their ids.
+        // Another may be joining meanwhile, so their ids distinguish the members.
         let gone = || {
             let members = self.topic.members();
             before.is_empty() || before.iter().any(|member| !members.contains(member))

@@ -12,7 +12,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// Sends the request and answers what comes back behind the correlation id.
+/// Sends the request and returns the response behind the correlation id.
 fn ask(key: u8, version: u8, body: &[u8]) -> Vec<u8> {
     let mut request = vec![0, key, 0, version, 0, 0, 0, 7];
     text(&mut request, "idem-test");

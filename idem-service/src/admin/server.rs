@@ -1,4 +1,4 @@
-//! Serves the routes within limits: whoever reaches the port may neither hold connections nor use up what the worker needs.
+//! Serves the routes within limits: a client of the port may neither hold connections nor use up the worker's resources.
 
 use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Duration};
 
@@ -18,7 +18,8 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// How many connections are open at once. One more closes the oldest, so that a probe is answered whoever else holds some.
+/// How many connections are open at once. One more closes the oldest, so that a probe is answered whatever other clients
+/// hold.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// How long a request's head may take.
@@ -63,7 +64,7 @@ pub(super) struct Hosts(pub(super) Arc<[String]>);
 
 impl Hosts {
     /// Whether a request for this host may be answered. A page in an operator's browser can have a name of its own point to
-    /// this port, and would read what is answered; it cannot do so with an address.
+    /// this port, and would read the answers; it cannot do so with an address.
     fn allow(&self, host: Option<&str>) -> bool {
         // Before HTTP/1.1 there was none, and no browser leaves it out.
         let Some(host) = host else { return true };

@@ -1,4 +1,4 @@
-//! What the endpoints answer, without a worker behind them.
+//! The answers of the endpoints, without a worker behind them.
 
 use axum::{
     body::{Body, to_bytes},
@@ -29,7 +29,7 @@ async fn the_page_allows_no_script_and_nothing_from_elsewhere() {
     assert!(policy.starts_with("default-src 'none'; style-src 'self';"), "{policy}");
     assert!(!policy.contains("unsafe") && !policy.contains("script"), "{policy}");
     assert!(html.contains("&lt;b&gt;ledger&lt;/b&gt;") && !html.contains("<b>"), "{html}");
-    // A link is followed by a person, and tells nobody where they come from; it loads nothing.
+    // A link is followed by a person, and sends no referrer; it loads nothing.
     let own =
         html.replace("<a rel=\"noreferrer\" href=\"https://github.com/idem-rs/idem/blob/main/docs/", "<a href=\"");
     assert!(own != html && !own.contains("http:") && !own.contains("https:") && !own.contains("<script"), "{html}");

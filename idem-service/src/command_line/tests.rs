@@ -133,7 +133,8 @@ fn the_database_is_that_of_the_url() {
     }
 }
 
-/// Who sets `KAFKA_BOOTSTRAP_SERVERS` is told that it is not read, where what is missing may be just that.
+/// An error about a missing setting says that `KAFKA_BOOTSTRAP_SERVERS` is set and not read: it may be the
+/// missing one.
 #[test]
 fn a_missing_setting_is_told_beside_the_variables_that_are_none() {
     let read = |variables: &[&str]| {

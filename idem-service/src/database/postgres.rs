@@ -29,8 +29,8 @@ impl Database for Postgres {
     }
 
     async fn prepare(store: &PostgresStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {
-        // The store itself connects when it is used, through a pool that cannot tell a login that is refused from a
-        // server that is not there.
+        // The store itself connects when it is used, through a pool to which a refused login looks like a missing
+        // server.
         PostgresStore::connect(settings.url()).await?.disconnect().await;
         if settings.migrate() {
             store.migrate().await?;

@@ -29,8 +29,8 @@ pub(crate) struct HttpFlags {
     #[arg(long, env = "IDEM_KEYS_FOR", value_name = "TIME", value_parser = spans::retention)]
     pub(crate) keys_for: Option<Retention>,
 
-    /// How long the answer of an operation is kept and given again; then its repeats are told that it was done [default: 24h, or as
-    /// long as its key where that is less]
+    /// How long the answer of an operation is kept and given again; then repeats learn only that it was done
+    /// [default: 24h, or as long as its key where that is less]
     #[arg(long, env = "IDEM_ANSWERS_FOR", value_name = "TIME", value_parser = spans::retention)]
     pub(crate) answers_for: Option<Retention>,
 

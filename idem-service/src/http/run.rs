@@ -22,7 +22,7 @@ use crate::{
     stores::Kind,
 };
 
-/// What the command line says, read.
+/// The settings read from the command line.
 struct Line<A> {
     flags: HttpFlags,
     own: A,
@@ -64,8 +64,8 @@ where
 fn read<A: clap::Args>(name: &'static str, version: &'static str, arguments: Vec<OsString>) -> Result<Line<A>, Stop> {
     let own = A::augment_args(Command::new(name).version(version).next_help_heading("Application"));
     let command = HttpFlags::augment_args(own.next_help_heading("Service").arg(config::flag()));
-    // Not what clap takes for it: the documentation of the structs that hold the flags.
-    let about = "Serves requests over HTTP; what one writes is committed exactly once for its Idempotency-Key";
+    // Otherwise clap takes the documentation of the structs that hold the flags.
+    let about = "Serves requests over HTTP; a request's writes are committed exactly once for its Idempotency-Key";
     let mut command = command.about(about).long_about(None);
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let (matches, foreign) = command_line::matches(&mut command, "KAFKA_", arguments, variables)?;
@@ -114,7 +114,7 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     let opened = database::reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let mut hooks = parts.beside.take_hooks();
-    // Before the database is waited for, so that a wrong setting is told at once.
+    // Before the database is waited for, so that a wrong setting is reported at once.
     let opened = Opened::new((name, version), Arc::clone(&store), &flags, &parts.beside.destinations, api.idempotency);
     let opened = opened.map_err(Failure::refused)?;
     let relay = relay_of(&store, &flags, parts.beside).map_err(|error| Failure::refused(texts(&error)))?;
@@ -164,7 +164,8 @@ fn cleanup_of<S: Store>(store: &Arc<S>, settings: CleanupSettings) -> Result<Cle
     Cleanup::new(store.cleaner(), settings).map_err(refused)
 }
 
-/// What brings events to where they go; nothing where requests publish none, or another process does it.
+/// The relay of events to their destinations; none if requests publish none, or another process relays
+/// them.
 fn relay_of<S: Store>(store: &Arc<S>, flags: &HttpFlags, beside: Beside) -> Result<Option<Relay>, BoxError> {
     let routes = relay::routes(beside, events(flags)?.as_ref(), &flags.common)?;
     if routes.is_empty() {
@@ -175,7 +176,7 @@ fn relay_of<S: Store>(store: &Arc<S>, flags: &HttpFlags, beside: Beside) -> Resu
     Ok(Some(routes.into_iter().fold(named, idem_core::outbox::RelayBuilder::route).build()?))
 }
 
-/// What the page shows of requests.
+/// The facts about requests on the page.
 fn served<S: Store>(idempotency: &idem_http::Idempotency<S>) -> Served {
     let waiting = idempotency.waiting();
     let of = |counts: idem_http::RouteCounts| RouteServed {

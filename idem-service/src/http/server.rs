@@ -1,4 +1,4 @@
-//! Serves requests within limits: whoever reaches the port may neither hold the service's memory nor keep it from stopping.
+//! Serves requests within limits: a client of the port may neither hold the service's memory nor keep it from stopping.
 
 use std::{pin::pin, time::Duration};
 
@@ -20,13 +20,13 @@ const CONNECTIONS_MAX: usize = 20_000;
 /// How long a request's head may take, and a connection may rest between two requests.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// What a request's head may hold: the first line and all headers. A larger one is answered with 431.
+/// The largest head of a request: the first line and all headers. A larger one is answered with 431.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 
 /// How long nothing is accepted after the system had no connection to give, such as for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`, and then until what is running has been answered, for at most `drain`.
+/// Serves until `stop`, and then until running requests have been answered, for at most `drain`.
 ///
 /// # Errors
 /// How many connections were not done by then.

@@ -1,4 +1,4 @@
-//! What the settings make of the engine's builder.
+//! Applies the settings to the engine's builder.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -7,7 +7,7 @@ use idem_http::{HashSecret, Idempotency, IdempotencyBuilder, Profile};
 
 use super::flags::{HttpFlags, ProfileFlag};
 
-/// What routes are made of: `Idempotency-Key` as the settings want it, on the store that they name.
+/// The material for routes: `Idempotency-Key` as the settings want it, on the store that they name.
 pub struct Opened<S: Store> {
     /// Protects routes: `idempotency.layer()`.
     pub idempotency: Idempotency<S>,

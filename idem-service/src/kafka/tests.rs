@@ -57,7 +57,7 @@ fn s9_what_is_given_to_librdkafka_is_shown_by_name_only() {
     }
 }
 
-/// What stands in a file that can be read, as one password of this text.
+/// The password that a file with this text gives.
 fn in_a_file(text: &str) -> String {
     let file = std::env::temp_dir().join(format!("idem-kafka-{}-{:08x}", std::process::id(), fastrand::u32(..)));
     std::fs::write(&file, text).expect("a file");
@@ -72,7 +72,7 @@ async fn s37_a_setting_may_stand_in_a_file_and_is_shown_nowhere() {
     assert_eq!(secret("sasl.password", Path::new(&file)).expect("it can be read"), "hunter2");
     let options = told.options().expect("the file can be read");
     assert!(!format!("{told:?}{options:?}").contains("hunter2"));
-    // What is set is the file's text: librdkafka takes this one.
+    // The value is the file's text: librdkafka takes this one.
     std::fs::write(&file, "10000").expect("a file");
     assert!(kafka(&format!("--kafka session.timeout.ms=@{file}")).build().await.is_ok());
     std::fs::remove_file(&file).expect("the file goes");

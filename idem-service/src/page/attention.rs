@@ -1,4 +1,4 @@
-//! What asks for a person, worst first, each with what to type and where to read on.
+//! Matters that need a person, worst first, each with the command to type and a page to read on.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use idem_core::{CleanupState, IncidentKind, Pause, WaitCause, outbox::RelayStand
 use super::{html::Page, words};
 use crate::{rates::Recent, status::Status};
 
-/// One thing that asks for a person.
+/// One matter that needs a person.
 #[derive(Debug)]
 pub(super) struct Matter {
     /// Whether it keeps messages from being handled, or goes on happening now.
     pub(super) is_urgent: bool,
     pub(super) what: String,
     pub(super) more: String,
-    /// What to type, after `idem`.
+    /// The command to type, after `idem`.
     pub(super) command: Option<String>,
     /// Where to read on, under `docs/`.
     pub(super) docs: &'static str,
@@ -40,7 +40,7 @@ impl Matter {
     }
 }
 
-/// Everything that asks for a person, the urgent first.
+/// Everything that needs a person, the urgent first.
 pub(super) fn matters(status: &Status, recent: &Recent) -> Vec<Matter> {
     let mut matters = Vec::new();
     matters.extend(status.dead().map(|task| {
@@ -75,7 +75,7 @@ fn paused(status: &Status) -> Option<Matter> {
         }
         Pause::StoreDown(_) => Matter::urgent(what, "guide/alerts.md#idemdatabaseunreachable")
             .command("doctor")
-            .more(format!("{more}; nobody is charged an attempt, and it goes on by itself once the database answers")),
+            .more(format!("{more}; no attempt is charged, and it goes on by itself once the database answers")),
         Pause::Breaker => Matter::urgent("the breaker is open", "guide/alerts.md#idembreakeropen")
             .command(format!("dead-letters groups --consumer {consumer}"))
             .more(format!("{what}; {more}; one message a second is tried until one goes well")),

@@ -77,10 +77,10 @@ impl Page {
     }
 }
 
-/// Escapes what HTML would read, and what a terminal or an eye would misread.
+/// Escapes the characters that HTML interprets, and those that a terminal or an eye would misread.
 struct Escaped<'a>(&'a mut String);
 
-/// Controls, and the marks that turn the direction of what follows.
+/// Controls, and the marks that turn the direction of the text behind them.
 pub(super) fn misleads(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -7,7 +7,7 @@ use super::html::misleads;
 /// Where the documentation can be read, whatever machine the page is looked at from.
 pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
 
-/// What stands in the place of a number that nobody has told yet.
+/// The placeholder of a number that is not known yet.
 pub(super) const UNKNOWN: &str = "not known yet";
 
 /// A span as people say it, in its largest unit.
@@ -34,12 +34,12 @@ pub(super) fn grouped(count: impl Display) -> String {
     grouped
 }
 
-/// So many of them, in singular or plural.
+/// A number with its noun, in singular or plural.
 pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
 }
 
-/// How often a second, where something happened so often in this time.
+/// The rate a second of this count over this time.
 pub(super) fn rate(count: u64, over: Duration) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a rate is shown with two digits")]
     let rate = count as f64 / over.as_secs_f64().max(1.0);
@@ -51,7 +51,7 @@ pub(super) fn rate(count: u64, over: Duration) -> String {
     }
 }
 
-/// The class of a value: what is 0 or missing is no news.
+/// The class of a value: 0 and a missing one are no news.
 pub(super) fn loudness(value: &str) -> &'static str {
     if matches!(value, "0" | "none" | "0 s" | UNKNOWN) { "quiet" } else { "" }
 }
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(rates, ["0", "under 0.1", "1.5", "10", "3,333", "5.0"]);
     }
 
-    /// J82: a key is what a producer wrote, and the command is pasted into an operator's shell.
+    /// J82: a key is a producer's text, and the command is pasted into an operator's shell.
     #[test]
     fn j82_a_word_is_one_word_for_a_shell_or_is_not_offered() {
         let words = [("order-1", "order-1"), ("a b", "'a b'"), ("$(reboot)", "'$(reboot)'"), ("", "''")];

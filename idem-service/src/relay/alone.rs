@@ -1,4 +1,4 @@
-//! A relay as a process of its own: what `idem outbox relay --config FILE` runs.
+//! A relay as a process of its own: `idem outbox relay --config FILE`.
 
 use std::{path::Path, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::{
 /// `docs/guide/events-out.md`. It is the whole of its process, as a worker is: it installs the handlers of SIGTERM and SIGINT
 /// and the log, and ends with the same statuses. A database or broker that cannot be reached is waited for.
 ///
-/// What it relays to is what this crate was built for: the features `kafka`, `amqp`, `sqs` and `webhooks`.
+/// It relays to the brokers that this crate was built for: the features `kafka`, `amqp`, `sqs` and `webhooks`.
 pub fn relay(file: &Path) -> Exit {
     let read = File::read(file);
     let format = read.as_ref().map_or(LogFormat::Text, File::log_format);
@@ -129,7 +129,7 @@ fn missing(feature: &str) -> BoxError {
     format!("this program was built without {feature}: build it with the feature {feature}").into()
 }
 
-/// What makes publishers of this broker.
+/// The factory of publishers of this broker.
 #[allow(clippy::unused_async, unused_variables, reason = "what is asked of the file depends on the features")]
 async fn events(settings: &File, broker: Broker) -> Result<Events, BoxError> {
     match broker {

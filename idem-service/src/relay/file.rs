@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::{flags::EventFormat, logs::LogFormat, spans};
 
-/// What stands in it. Names are those of the workers' flags, where those have them.
+/// Its content. Names are those of the workers' flags, where those exist.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct File {
@@ -88,7 +88,7 @@ pub(crate) struct DestinationPart {
 #[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "read, and then refused"))]
 pub(crate) struct WebhookPart {
     pub(crate) endpoint: String,
-    /// One, or several while a new one replaces an old one. What begins with `@` names a file.
+    /// One, or several while a new one replaces an old one. A text that begins with `@` names a file.
     pub(crate) secrets: Vec<String>,
     #[serde(default)]
     pub(crate) private_networks: bool,
@@ -96,7 +96,7 @@ pub(crate) struct WebhookPart {
     pub(crate) plaintext: bool,
 }
 
-/// What brings the events of a destination there.
+/// The way that brings the events of a destination there.
 #[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "refused without a look"))]
 pub(crate) enum Way<'f> {
     Broker(Broker, EventFormat),
@@ -137,7 +137,7 @@ impl File {
         }
     }
 
-    /// Whether it holds what nobody else should read.
+    /// Whether it holds secrets.
     pub(crate) fn holds_secrets(&self) -> bool {
         let in_kafka =
             self.kafka.as_ref().is_some_and(|kafka| kafka.settings.keys().any(|name| name.contains("password")));
@@ -159,7 +159,7 @@ impl File {
         Ok(SchemaName::new(self.schema.as_deref().unwrap_or(SchemaName::DEFAULT))?)
     }
 
-    /// What brings events to a destination: its webhook, the broker that it names, or the only one that the file has.
+    /// The way to a destination: its webhook, the broker that it names, or the only one in the file.
     pub(crate) fn way_to<'f>(&self, destination: &'f DestinationPart) -> Result<Way<'f>, BoxError> {
         let DestinationPart { name, broker, webhook, event_format, .. } = destination;
         if let Some(webhook) = webhook {

@@ -11,7 +11,7 @@ use idem_webhook::{Endpoint, Secret, WebhookPublisher};
 use super::file::WebhookPart;
 use crate::private;
 
-/// What posts the events of this destination to its endpoint.
+/// The publisher that posts the events of this destination to its endpoint.
 ///
 /// # Errors
 /// One line that names the destination, and shows neither the endpoint nor a secret.
@@ -35,7 +35,8 @@ pub(crate) fn publisher(destination: &str, part: &WebhookPart) -> Result<Arc<dyn
     Ok(Arc::new(publisher))
 }
 
-/// A secret, from a file where it names one. What follows the `@` is not told: it may be a secret that begins so.
+/// A secret, from a file where it names one. Errors leave out the text behind the `@`: it may be a secret that
+/// begins so.
 fn secret(text: &str) -> Result<Secret, String> {
     let Some(file) = text.strip_prefix('@') else { return text.parse().map_err(told) };
     let file = Path::new(file);
@@ -47,5 +48,5 @@ fn secret(text: &str) -> Result<Secret, String> {
 }
 
 fn told(error: idem_webhook::ParseSecretError) -> String {
-    format!("one of its secrets is none: {error}")
+    format!("one of its secrets is not valid: {error}")
 }

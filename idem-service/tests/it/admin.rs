@@ -46,7 +46,7 @@ impl Admin {
         (code, serde_json::from_str(&body).unwrap())
     }
 
-    /// Asks until the answer is as wanted, because nothing tells when it will be.
+    /// Asks until the answer is as wanted, because no event announces it.
     pub(crate) async fn readiness(&self, wanted: impl Fn(&Value) -> bool) -> (u16, Value) {
         let asked = tokio::time::timeout(Duration::from_secs(60), async {
             loop {
@@ -119,7 +119,7 @@ async fn metrics_say_what_was_done() {
     place.remove();
 }
 
-/// J16: a pause says for how long already, wherever it is told.
+/// J16: a pause says for how long already, wherever it is shown.
 #[tokio::test]
 async fn j16_a_pause_tells_for_how_long_already() {
     let place = Place::new().await;
@@ -148,7 +148,7 @@ async fn j16_a_pause_tells_for_how_long_already() {
     place.remove();
 }
 
-/// J16: what waits, for what and for how long already, is a metric and stands on the page.
+/// J16: the waiting messages, the reason and the time already are a metric and stand on the page.
 #[tokio::test]
 async fn j16_what_waits_is_told_by_its_cause() {
     let place = Place::new().await;
@@ -177,7 +177,7 @@ async fn j16_what_waits_is_told_by_its_cause() {
     place.remove();
 }
 
-/// J11: what runs without its intake is not healthy, and says so for as long as it takes to end.
+/// J11: a worker without its intake is not healthy, and says so for as long as it takes to end.
 #[tokio::test]
 async fn j11_a_worker_of_which_a_task_died_is_not_healthy() {
     let place = Place::new().await;
@@ -273,7 +273,8 @@ async fn s18_another_name_than_those_of_the_worker_is_answered_nothing() {
     place.remove();
 }
 
-/// S21: whoever opens connections and sends nothing, or half of a request, keeps none of them, and no probe waits for it.
+/// S21: a client that opens connections and sends nothing, or half of a request, keeps none of them, and no probe waits
+/// for it.
 #[tokio::test]
 async fn s21_connections_that_ask_nothing_are_bounded_in_number_and_time() {
     let place = Place::new().await;

@@ -29,7 +29,7 @@ pub(crate) struct Browser {
     from: BufReader<Receiver>,
     session: Option<String>,
     calls: u64,
-    /// What the browser said without being asked.
+    /// The events that the browser sent without a request.
     events: Vec<Value>,
 }
 
@@ -39,7 +39,7 @@ impl Browser {
         let (to, from) = (folder.join("to-browser"), folder.join("from-browser"));
         let made = Command::new("mkfifo").args([&to, &from]).status().await;
         assert!(made.unwrap().success(), "no pipes in {}", folder.display());
-        // For both directions, so that opening waits for nobody.
+        // For both directions, so that opening does not wait for the other end.
         let mut open = OpenOptions::new();
         let (sender, receiver) = (open.read_write(true).open_sender(&to).unwrap(), open.open_receiver(&from).unwrap());
         let process = Command::new("sh")
@@ -89,13 +89,13 @@ impl Browser {
         self.call("Runtime.evaluate", asked).await["result"]["value"].clone()
     }
 
-    /// What can be seen of the page without scrolling, as a PNG.
+    /// The part of the page that is visible without scrolling, as a PNG.
     pub(crate) async fn screenshot(&mut self) -> Vec<u8> {
         let asked = json!({ "format": "png" });
         decoded(self.call("Page.captureScreenshot", asked).await["data"].as_str().expect("a picture"))
     }
 
-    /// What the browser complained about, such as a resource that the page's policy forbids.
+    /// The browser's complaints, such as a resource that the page's policy forbids.
     pub(crate) fn complaints(&self) -> Vec<&Value> {
         self.events.iter().filter(|event| event["method"] == "Log.entryAdded").collect()
     }
@@ -132,7 +132,7 @@ impl Browser {
     }
 }
 
-/// The bytes of a text in base64, which is what the browser answers with.
+/// The bytes of a text in base64, in which the browser answers.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => Some(byte - b'A'),
@@ -154,7 +154,7 @@ fn decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Fails, and says how to mend it, where there is no browser.
+/// Fails with the cure if there is no browser.
 pub(crate) async fn is_installed() {
     let version = Command::new("chromium").arg("--version").stderr(Stdio::null()).output().await;
     if let Err(error) = version {

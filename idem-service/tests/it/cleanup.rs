@@ -110,7 +110,7 @@ async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
 }
 
 /// S8, S9: a worker's own login may not delete. Then cleanup is off and says who cleans, or it runs on another login, whose
-/// password nobody sees.
+/// password is never shown.
 #[tokio::test]
 async fn s8_cleanup_runs_on_a_login_that_may_delete_or_says_that_it_is_off() {
     let mut fixture = Fixture::new().await;

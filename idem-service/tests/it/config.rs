@@ -1,4 +1,4 @@
-//! The file of settings: what it may hold, and what wins over it.
+//! The file of settings: its possible content, and the settings that win over it.
 
 use crate::{place::Place, process::Worker};
 
@@ -33,7 +33,7 @@ async fn a_file_alone_starts_a_worker() {
 #[tokio::test]
 async fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let place = Place::new().await;
-    // It ends once it has logged what it was told.
+    // It ends once it has logged its settings.
     let settings =
         "database-url = \"sqlite://x\"\nsocket = \"/s\"\nstore = \"tokio-postgres\"\nconsumer = \"of-file\"\n";
     let log = async |worker: Worker| worker.run().await.with(2).log;
@@ -73,7 +73,7 @@ async fn what_is_wrong_in_a_file_is_one_line_without_its_values() {
     place.remove();
 }
 
-/// S22: what stands on the command line, everybody on the machine can read.
+/// S22: everybody on the machine can read the command line.
 #[tokio::test]
 async fn s22_a_password_on_the_command_line_is_warned_of() {
     let rest = "--store tokio-postgres --consumer c --socket /s --until-idle 1s";

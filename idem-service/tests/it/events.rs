@@ -1,4 +1,4 @@
-//! Workers whose handlers publish, and what is seen of it.
+//! Workers whose handlers publish, and the signs of it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     process::{Running, Worker},
 };
 
-/// A place with a queue for what is told.
+/// A place with a queue for the events.
 async fn place() -> (Place, Queue) {
     let place = Place::new().await;
     let told = place.broker.create("told", QueueOptions::default()).expect("a queue");
@@ -68,7 +68,7 @@ async fn o2_a_worker_announces_each_purchase_once() {
     place.remove();
 }
 
-/// O11: what a worker without a relay commits, another one sends; one that relays is not idle before.
+/// O11: events committed by a worker without a relay are sent by another one; one that relays is not idle before.
 #[tokio::test]
 async fn o11_a_worker_that_does_not_relay_leaves_it_to_others() {
     let (place, told) = place().await;

@@ -11,8 +11,9 @@ use super::browser::{self, Browser, Look};
 const PHONE: (u32, u32) = (390, 844);
 const DESK: (u32, u32) = (1280, 800);
 
-/// Asked in one go, because the page is loaded anew every few seconds: what it says, what is wider than it or sticks out, which texts are
-/// too faint to read (WCAG's contrast below 4.5), where what asks for a person begins and ends, and in which colours.
+/// Asked in one go, because the page is loaded anew every few seconds: its text, elements that are wider than it or stick out,
+/// texts that are too faint to read (WCAG's contrast below 4.5), and the position and colours of the matters that need a
+/// person.
 const LOOK: &str = r"(() => {
   const rgb = colour => colour.match(/[\d.]+/g).map(Number);
   const light = c => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
@@ -47,7 +48,7 @@ const LOOK: &str = r"(() => {
   };
 })()";
 
-/// What was seen of a page.
+/// The look of a page.
 pub(crate) struct Seen(Value);
 
 impl Seen {
@@ -59,7 +60,7 @@ impl Seen {
         self.0["text"].as_str().expect("a text")
     }
 
-    /// What asks for a person, the first first.
+    /// The matters that need a person, in order.
     pub(crate) fn matters(&self) -> Vec<&str> {
         self.0["matters"].as_array().expect("a list").iter().filter_map(|matter| matter[0].as_str()).collect()
     }
@@ -77,7 +78,7 @@ impl Seen {
         assert!(self.text().contains(text), "{text:?} is not shown:\n{}", self.text());
     }
 
-    /// What must be so of every page, however it is looked at.
+    /// Checks the rules for every page, in every look.
     fn is_fit(&self, look: Look) {
         let seen = &self.0;
         assert_eq!((&seen["scripts"], &seen["width"]), (&0.into(), &look.width.into()), "{look:?}");
@@ -97,8 +98,8 @@ impl Seen {
     }
 }
 
-/// Looks at a page in all four ways, and answers what was seen on a phone. With `IDEM_PICTURES`, a whole path of a folder, a page with a
-/// name leaves two pictures there, which are those of the documentation.
+/// Looks at a page in all four ways, and returns the look on a phone. With `IDEM_PICTURES`, a whole path of a folder, a page
+/// with a name leaves two pictures there, which are those of the documentation.
 pub(crate) async fn look_at(folder: &Path, url: &str, picture: Option<&str>) -> Seen {
     browser::is_installed().await;
     let mut browser = Browser::start(folder).await;

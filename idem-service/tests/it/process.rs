@@ -1,4 +1,4 @@
-//! Starts workers, waits for what they log, signals them, and reads how they ended.
+//! Starts workers, waits for their log lines, signals them, and reads how they ended.
 
 use std::{process::Stdio, time::Duration};
 
@@ -30,7 +30,7 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
-    /// Standard output, without what the test harness of the process says.
+    /// Standard output, without the lines of the process's test harness.
     pub(crate) output: String,
     pub(crate) log: String,
 }

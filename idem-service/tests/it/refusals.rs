@@ -1,4 +1,5 @@
-//! What ends a worker with status 2: wrong settings, and what a server refuses. One clear line, at once.
+//! Errors that end a worker with status 2: wrong settings, and refusals by a server. One clear line, at
+//! once.
 
 use idem_core::Message;
 use idem_testkit::memory::QueueOptions;
@@ -125,7 +126,7 @@ async fn each_variable_is_read_and_its_flag_wins() {
         ("MEMORY_SOCKET", "--socket", "/one", "/other"),
         ("MEMORY_QUEUE", "--queue", "one", "other"),
     ] {
-        // It ends once it has logged what it was told.
+        // It ends once it has logged its settings.
         let worker = || {
             let worker = Worker::bare("--store tokio-postgres --database-url sqlite://x").variable(name, value);
             let worker = if name == "IDEM_CONSUMER" { worker } else { worker.variable("IDEM_CONSUMER", "c") };
@@ -176,7 +177,7 @@ async fn the_key_comes_from_where_the_flags_say() {
 #[tokio::test]
 async fn help_and_version_are_answers() {
     let ended = Worker::bare("--help").run().await.with(0);
-    assert!(ended.output.starts_with("Consumes messages; what their handlers write"), "{}", ended.output);
+    assert!(ended.output.starts_with("Consumes messages; their handlers' writes"), "{}", ended.output);
     for text in ["--database-url", "DATABASE_URL", "--socket", "[default: 20s]", "--dead-letter-breaker"] {
         assert!(ended.output.contains(text), "{text} is not in\n{}", ended.output);
     }

@@ -1,4 +1,4 @@
-//! What is in no log, no error and no output: passwords and payloads.
+//! No log, error or output holds passwords or payloads.
 
 use crate::{
     place::{Place, purchase},

@@ -70,8 +70,8 @@ fn what_is_no_such_envelope_is_handed_over_as_it_is() {
     }
 }
 
-/// F14, S10: about a repeated member readers disagree, so the body is kept as it is and set aside as malformed, wherever in
-/// the envelope it stands. What repeats inside of the producer's own message is for whoever reads that.
+/// F14, S10: readers disagree about a repeated member, so the body is kept as it is and set aside as malformed, wherever in
+/// the envelope it stands. A repetition inside the producer's own message is for its readers.
 #[test]
 fn f14_an_envelope_with_a_repeated_member_is_malformed() {
     let sns = |from: &str, to: &str| (Envelope::Sns, NOTIFICATION.replacen(from, to, 1));
@@ -105,7 +105,7 @@ fn f14_an_envelope_with_a_repeated_member_is_malformed() {
     }
 }
 
-/// F14: no body makes it panic, and what comes out is the producer's text or the body. The seed is printed where it fails.
+/// F14: no body makes it panic, and the result is the producer's text or the body. The seed is printed on failure.
 #[test]
 fn f14_bodies_of_any_shape_are_opened_or_kept() {
     let seed = idem_testkit::seed();

@@ -38,7 +38,7 @@ fn with_attributes(names: &[&str]) -> DeadLetter {
     dead_letter(Message::new("{}").with_headers(headers))
 }
 
-/// F12: facts never push out what the producer has sent.
+/// F12: facts never push out the producer's attributes.
 #[test]
 fn f12_the_messages_own_attributes_come_first_and_then_why_it_was_set_aside() {
     let sent = attributes(&with_attributes(&["a", "b", "a", "no name", "empty", "c", "d"]), 10_000).unwrap();

@@ -14,7 +14,7 @@ fn grouped(id: &str, group: &'static str) -> Incoming {
     Incoming { message: incoming.message.with_ordering_key(OrderingKey::new(group)), ..incoming }
 }
 
-/// What does not come fails the test, and does not hang it.
+/// An event that does not come fails the test, and does not hang it.
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("it comes")
 }
@@ -77,7 +77,7 @@ async fn f7_what_could_not_be_extended_is_announced_as_lost() {
     assert!(shared.to_delete(&held[1].handle).is_none() && shared.to_delete(&held[0].handle).is_some());
 }
 
-/// Nobody takes anything while the database is away. A receiver that went on waiting would wait for ever.
+/// No worker takes messages while the database is away. A receiver that went on waiting would wait for ever.
 #[tokio::test]
 async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
     for is_gone in [true, false] {
@@ -100,7 +100,7 @@ async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
     }
 }
 
-/// F15: what no worker asked for would wait here, kept from others.
+/// F15: messages that no worker asked for would wait here, hidden from others.
 #[tokio::test]
 async fn f15_only_as_many_are_asked_for_as_are_wanted() {
     let shared = Shared::new(VISIBILITY);
@@ -124,7 +124,7 @@ async fn f15_only_as_many_are_asked_for_as_are_wanted() {
     drop(held);
 }
 
-/// F17: a message that is lost takes with it what follows it in its group, which would overtake it, and nothing else.
+/// F17: a lost message takes with it those behind it in its group, which would overtake it, and no others.
 #[tokio::test]
 async fn f17_what_follows_a_lost_message_in_its_group_goes_back_with_it() {
     let shared = Shared::new(VISIBILITY);

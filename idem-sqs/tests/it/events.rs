@@ -49,7 +49,7 @@ async fn is_read_back(server: Server) {
     }
 }
 
-/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: the event is read back, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn o26_an_event_is_read_back_by_its_key_on_elasticmq() {
     is_read_back(Server::elastic()).await;
@@ -79,7 +79,8 @@ async fn a_fifo_queue_keeps_the_order_and_drops_copies() {
     }
 }
 
-/// O8: many events are several requests of ten entries, and those that SQS cannot take are told from the others.
+/// O8: many events are several requests of ten entries, and those that SQS cannot take are reported apart from
+/// the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_events_that_sqs_cannot_take_are_told_from_the_others() {
     for server in [Server::elastic(), Server::fake().await] {

@@ -1,4 +1,4 @@
-//! Groups of FIFO queues (F6, F10), and groups that are none.
+//! Groups of FIFO queues (F6, F10), and groups on standard queues.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -72,7 +72,7 @@ async fn f6_a_receive_whose_answer_is_lost_is_repeated_as_the_same_attempt() {
     queue.until_counts([0, 0, 0]).await;
 }
 
-/// F17: the first message of a group in hand is lost, as when its extension is refused. What follows it was kept, and ran
+/// F17: the first message of a group in hand is lost, as when its extension is refused. Those behind it were kept, and ran
 /// before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn f17_a_message_that_is_lost_takes_its_followers_with_it() {
@@ -129,7 +129,7 @@ async fn f6_a_stop_gives_groups_back_in_order_on_the_fake() {
     a_handover(Server::fake().await).await;
 }
 
-/// The queue drops what is sent again within five minutes, and after that it is the engine that does.
+/// The queue drops a repetition within five minutes; after that the engine does.
 #[tokio::test(flavor = "multi_thread")]
 async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
     let queue = Server::fake().await.queue(".fifo").await;

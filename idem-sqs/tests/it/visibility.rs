@@ -50,7 +50,7 @@ async fn f1_extensions_go_in_batches_and_what_fails_is_asked_again() {
     let held = member.take_without_outage(20).await;
     queue.fake().fail_entries(7);
     let requests = || queue.server.as_fake().requests("ChangeMessageVisibilityBatch");
-    // Two, one or two for what failed, and the next ones.
+    // Two, one or two for the failed entries, and the next ones.
     eventually("extensions", async || requests() >= 5).await;
     assert_eq!(queue.counts().await, [0, 20, 0]);
     assert!(requests() < 20, "ten in each");
@@ -65,7 +65,7 @@ async fn f7_what_is_not_extended_any_more_is_given_up_and_comes_again() {
     queue.send(["a"]).await;
     let member = join(&queue.options().visibility(VISIBILITY)).await;
     let held = member.take_without_outage(1).await;
-    // Nobody receives it meanwhile, so that it is the extension that finds out.
+    // No worker receives it meanwhile, so that the extension finds out.
     queue.server.as_fake().hang_receives(true);
     let extensions = || queue.server.as_fake().requests("ChangeMessageVisibilityBatch");
     let before = extensions();
@@ -96,7 +96,7 @@ async fn f7_what_cannot_be_extended_is_given_up_when_its_visibility_passes() {
     assert_eq!(member.try_acknowledge(held).await, [Settled::Stale]);
 }
 
-/// What a stop gives back is there for the next worker at once, every time, and far from the queue's limit.
+/// Messages that a stop gives back are there for the next worker at once, every time, and far from the queue's limit.
 async fn restarts(server: Server) {
     let options = QueueOptions { redrive: Some((50, "dead".to_owned())), ..QueueOptions::default() };
     let queue = server.queue_with("", options).await;
@@ -147,7 +147,7 @@ async fn f8_twenty_restarts_take_no_good_message_away_on_the_fake() {
     restarts(Server::fake().await).await;
 }
 
-/// A worker that stops has receives under way; what they bring is given back too.
+/// A worker that stops has receives under way; their messages are given back too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receive_under_way_at_a_stop_is_waited_for_and_given_back() {
     let queue = Server::fake().await.queue("").await;

@@ -1,4 +1,4 @@
-//! An endpoint: it answers as it is told, and keeps what it was sent.
+//! An endpoint: it gives the answers set by the test, and keeps the requests.
 
 use std::{
     collections::VecDeque,
@@ -67,7 +67,7 @@ impl Receiver {
         self.state.posts.lock().unwrap().clone()
     }
 
-    /// Waits until so many requests have arrived.
+    /// Waits until this many requests have arrived.
     pub(crate) async fn until(&self, posts: usize) {
         while self.posts().len() < posts {
             self.state.arrived.notified().await;

@@ -98,7 +98,7 @@ async fn one_charge_an_order_wherever_the_worker_is_killed() {
     assert_eq!(spared, NOT_REACHED);
 }
 
-/// Proved on files of its own; and what the provider has charged in all of it is one charge an order.
+/// Proved on files of its own; and the provider has made one charge an order in all of it.
 #[tokio::test]
 async fn the_charge_is_proved_and_the_provider_charged_once() {
     let provider = Provider::start(Keys::Honoured).await.unwrap();
@@ -119,7 +119,7 @@ async fn the_charge_is_proved_and_the_provider_charged_once() {
     );
 }
 
-/// The condition: what the key cannot do alone.
+/// The limit of the key alone.
 #[tokio::test]
 async fn a_provider_that_ignores_the_key_charges_twice() {
     let fixture = Fixture::new(Keys::Ignored).await;

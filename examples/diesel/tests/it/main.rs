@@ -1,4 +1,4 @@
-//! What the handler wrote, read back from PostgreSQL over a connection that idem has no part in.
+//! The handler's writes, read back from PostgreSQL over a connection that idem has no part in.
 
 mod conformance;
 
@@ -76,7 +76,7 @@ async fn what_diesel_writes_is_committed_once_and_with_the_key() {
     fixture.drop().await;
 }
 
-/// What a handler can do to the transaction by way of Diesel.
+/// The ways in which a handler can harm the transaction through Diesel.
 async fn misbehaves(message: &Message, tx: &mut Tx<'_, DieselPostgres>) -> Result<(), HandlerError> {
     let connection = tx.connection();
     connection.batch_execute("INSERT INTO purchases (customer, cents) VALUES ('1', 7)").await?;

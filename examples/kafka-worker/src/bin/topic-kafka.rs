@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints what is in the topic now: a line a record, its headers before its payload.
+/// Prints the records of the topic: a line each, its headers before its payload.
 fn read(brokers: &str, topic: &str) -> Result<(), KafkaError> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("group.id", "topic-kafka").set("enable.auto.commit", "false");

@@ -41,7 +41,7 @@ macro_rules! consumer {
     }};
 }
 
-/// Handles the same messages on every store, and says what became of those that are not simply processed.
+/// Handles the same messages on every store, and checks the outcomes of those that are not simply processed.
 async fn handle<S: Store>(consumer: &DedupConsumer<S>) {
     let messages = vec![
         purchase("a", "2", 100),
@@ -81,8 +81,8 @@ fn totals() -> [(String, i64, i64); 3] {
     [("1".into(), 1, 10), ("2".into(), 3, 101), ("O'Neill \" €".into(), 1, i64::MAX)]
 }
 
-/// What is told of the purchases, in the order of their messages: whose, what, and under which id, which is the same on every
-/// store, with every kind of handler and for ever.
+/// The events of the purchases, in the order of their messages: customer, content and id, which is the same on every store,
+/// with every kind of handler and for ever.
 fn told() -> [(String, String, String, String); 5] {
     let told = |key: &str, customer: &str, cents: i64, id: &str| {
         let members = format!(r#""customer":"{customer}","day":"1997-01-31","cds":2,"cents":{cents}"#);

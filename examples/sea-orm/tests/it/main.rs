@@ -1,4 +1,4 @@
-//! What the handler wrote, read back from PostgreSQL through SeaORM's own pool.
+//! The handler's writes, read back from PostgreSQL through SeaORM's own pool.
 
 use idem_core::{Decision, DedupConsumer, Effects, ErrorClass, Message};
 use idem_sqlx::PostgresStore;

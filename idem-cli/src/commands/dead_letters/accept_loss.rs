@@ -1,5 +1,4 @@
-//! `idem dead-letters accept-loss`: a message whose payload cannot be kept is held until somebody takes its loss upon
-//! themselves.
+//! `idem dead-letters accept-loss`: a message whose payload cannot be kept is held until an operator accepts its loss.
 
 use crate::{
     command_line::AcceptLoss,
@@ -10,8 +9,8 @@ use crate::{
 };
 
 /// A dead letter that is held, because acknowledging its message would lose it: the row has no payload, no broker has
-/// confirmed a copy, and nobody has accepted that. An older release did not hold messages; its rows have no identity. SQLite
-/// reads it alike.
+/// confirmed a copy, and no operator has accepted that. An older release did not hold messages; its rows have no identity.
+/// SQLite reads it alike.
 pub(crate) const HELD: &str = "\
 d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL AND d.identity IS NOT NULL";
 
@@ -24,8 +23,8 @@ FROM pg_catalog.unnest($1::int8[]) AS asked (id) LEFT JOIN {schema}.dead_letters
 const BY_ORIGIN: &str = "\
 SELECT d.id FROM {schema}.dead_letters AS d WHERE $1::text IN (d.origin, d.last_origin) AND {held} ORDER BY d.id";
 
-/// The trail says how much is lost and what it was, so that the message can be recognised where it turns up again: a hash
-/// by no rule of the consumer's is the SHA-256 of its bytes. Parameters: 1 ids, 2 who, 3 why.
+/// The trail says how much is lost and of which message, so that it can be recognised if it turns up again: a hash by no
+/// rule of the consumer's is the SHA-256 of its bytes. Parameters: 1 ids, 2 who, 3 why.
 const ACCEPT: &str = "\
 WITH accepted AS (
     UPDATE {schema}.dead_letters AS d SET loss_accepted_at = pg_catalog.now(), loss_accepted_by = $2::text

@@ -1,4 +1,4 @@
-//! `idem dead-letters groups`: what failed alike, so that one bad deploy is one line.
+//! `idem dead-letters groups`: dead letters that failed alike, so that one bad deploy is one line.
 
 use crate::{
     command_line::Groups,

@@ -1,4 +1,4 @@
-//! The files of a new worker: templates in which words between two `@` stand for what is chosen.
+//! The files of a new worker: templates in which words between two `@` stand for the chosen parts.
 
 use std::path::Path;
 
@@ -24,22 +24,22 @@ const DOCKERIGNORE: &str = include_str!("../../../templates/dockerignore");
 const ALERTS: &str = include_str!("../../../templates/alerts.yaml");
 const DASHBOARD: &str = include_str!("../../../templates/dashboard.json");
 
-/// What differs between brokers.
+/// The differences between brokers.
 struct Broker {
     feature: &'static str,
     /// The flags' type, by its module.
     flags: &'static str,
     name: &'static str,
     crate_name: &'static str,
-    /// What the program needs of Debian to run.
+    /// Debian's packages that the program needs to run.
     packages: &'static str,
-    /// What it needs to be built, as a sentence.
+    /// The requirements of the build, as a sentence.
     needs: &'static str,
     settings: &'static str,
     /// Variables on this machine, and those that differ among the containers.
     variables: &'static [(&'static str, &'static str, &'static str)],
     compose: &'static str,
-    /// What the worker waits for in compose.
+    /// The service that the worker waits for in compose.
     after: &'static str,
     publish_how: &'static str,
     publish: &'static str,
@@ -111,7 +111,7 @@ configs:
       queues { @NAME@ { defaultVisibilityTimeout = 60 seconds } }
 ";
 
-/// What differs between stores.
+/// The differences between stores.
 struct Store {
     feature: &'static str,
     name: &'static str,
@@ -219,7 +219,7 @@ fn fill(template: &str, broker: &Broker, store: &Store) -> String {
         .replace("@VARIABLES@", &variables)
 }
 
-/// What compose is to start for who runs the worker without it.
+/// The services that compose starts for a worker outside it.
 fn services(broker: &Broker, store: &Store) -> String {
     let named = |after: &str| after.trim_start().split(':').next().unwrap_or_default().to_owned();
     format!("{} {}", named(broker.after), named(store.after)).trim().to_owned()
@@ -242,7 +242,7 @@ fn compose(broker: &Broker, store: &Store) -> String {
 fn patch(folder: &Path, broker: &Broker) -> String {
     let own = ["idem-core", "idem-schema", "idem-service", "idem-sqlx", "idem-testkit", broker.crate_name];
     let lines = own.map(|name| {
-        // A basic string of TOML's escapes as Rust does, where a path has what needs it.
+        // A basic string of TOML escapes as Rust does, where a path needs it.
         format!("{name} = {{ path = {:?} }}\n", folder.join(name).to_string_lossy())
     });
     format!("\n[patch.crates-io]\n{}", lines.concat())

@@ -88,7 +88,7 @@ fn a_destination_is_at_a_broker_or_has_a_webhook() {
     }
 }
 
-/// What a webhook needs is looked at before anything is sent, and neither its URL nor a secret is told.
+/// A webhook's settings are checked before anything is sent, and no error shows its URL or a secret.
 #[cfg(feature = "webhooks")]
 #[test]
 fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
@@ -105,7 +105,7 @@ fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
     for (part, told) in [
         (webhook("http://partner.example/canary", secret), "does not begin with https://"),
         (webhook("https://10.0.0.1/canary", secret), "no public address"),
-        (webhook("canary", secret), "URL is none"),
+        (webhook("canary", secret), "URL is not valid"),
         (webhook("https://partner.example/canary", "canary"), "whsec_ and the Base64"),
         (webhook("https://partner.example/canary", "@/nowhere/canary"), "cannot be read"),
         (none, "no secret"),

@@ -190,7 +190,7 @@ impl Driver {
     }
 }
 
-/// The connections are nobody else's affair.
+/// The connections are private to the lanes.
 struct Lanes<'d>(&'d Driver);
 
 impl Connecting for Lanes<'_> {

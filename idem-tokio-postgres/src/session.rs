@@ -1,4 +1,4 @@
-//! A session: one connection, owned by whoever runs units on it.
+//! A session: one connection, owned by the caller who runs units on it.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct PostgresSession {
     pub(crate) may_reset: bool,
     /// How often an answer was asked for by number here, after handlers ran, so that it cannot be another statement's.
     pub(crate) asked: u64,
-    /// Whether nobody knows any more what the connection's state is. The next unit opens another.
+    /// Whether the connection's state is unknown. The next unit then opens another.
     pub(crate) is_spent: bool,
 }
 
@@ -85,7 +85,7 @@ impl PostgresStore {
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        // What its owner has set is not to be reset.
+        // The owner's settings must survive.
         Ok(PostgresSession { may_reset: false, ..PostgresSession::new(link, facts) })
     }
 }

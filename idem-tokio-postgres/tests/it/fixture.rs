@@ -168,7 +168,7 @@ impl Fixture {
         self.admin().await.batch_execute(statements.as_ref()).await.unwrap();
     }
 
-    /// What a query answers, as texts.
+    /// The rows that a query answers, as texts.
     pub(crate) async fn table(&self, query: impl AsRef<str>) -> Vec<Vec<String>> {
         let messages = self.admin().await.simple_query(query.as_ref()).await.unwrap();
         let rows = messages.iter().filter_map(|message| match message {

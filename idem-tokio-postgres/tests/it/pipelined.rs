@@ -130,7 +130,7 @@ async fn sum(adds: Adds, handlers: Concurrency, of_one_account: bool) -> String 
     sum
 }
 
-/// What is safe whoever the neighbours are.
+/// Statements that are safe beside any neighbours.
 #[tokio::test]
 async fn relative_updates_upserts_and_rows_of_ones_own_add_up() {
     for handlers in BOTH {

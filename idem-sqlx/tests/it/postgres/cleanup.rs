@@ -40,7 +40,7 @@ fn records(rows_max: u32, timeout: Duration) -> Removal {
     Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max, timeout }
 }
 
-/// So many records that expired the later the higher their number, and one that has not.
+/// `expired` records, of which a higher number expired later, and one that has not expired.
 async fn fill(fixture: &Fixture, expired: u32) {
     let insert = |key: &str, expiry: &str, count: u32| {
         format!(
@@ -133,7 +133,8 @@ async fn c4_a_large_backlog_goes_in_bounded_steps() {
     give_up(fixture, GROUP).await;
 }
 
-/// C4: a step that waits for somebody ends at its limit, says that a smaller one may go well, and leaves nothing behind.
+/// C4: a step that waits for another transaction ends at its limit, says that a smaller one may go well, and leaves nothing
+/// behind.
 #[tokio::test]
 async fn c4_a_step_ends_at_its_limit() {
     let (fixture, mut cleaner) = fixture().await;
@@ -241,7 +242,7 @@ async fn s7_the_script_removes_the_same() {
     give_up(fixture, GROUP).await;
 }
 
-/// S8: a worker's role may not delete, knows it beforehand, and is told the cure; it can read who cleaned last.
+/// S8: a worker's role may not delete, knows it beforehand, and gets the cure in the error; it can read who cleaned last.
 #[tokio::test]
 async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
     let (fixture, mut cleaner) = fixture().await;
@@ -273,7 +274,7 @@ async fn c9_turnovers_leave_no_bloat() {
         fill(&fixture, 5_000).await;
         assert_eq!(cleanup.cycle().await.unwrap().rows(), 5_000);
         fixture.run("DELETE FROM processed_messages").await;
-        // What autovacuum does by itself, at times of its own.
+        // Autovacuum would do this at a time of its own.
         fixture.run("VACUUM processed_messages").await;
         let size = "SELECT pg_relation_size('processed_messages')::text";
         sizes.push(fixture.text(size).await.parse::<u64>().unwrap());

@@ -53,8 +53,8 @@ fn fresh_name() -> SchemaName {
 /// How long anything may take that a test waits for. It only ends a test that hangs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks until the server answers with `true`. It tells nobody of its own accord what has become of its sessions, so there
-/// is no event to wait for. While it restarts, its answers are errors.
+/// Asks until the server answers with `true`. It reports no changes of its sessions by itself, so there is no event to wait
+/// for. While it restarts, its answers are errors.
 pub(super) async fn until(pool: &PgPool, query: &str) {
     let mut pace = tokio::time::interval(Duration::from_millis(5));
     let mut answer = Ok(false);

@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, beyond what the suite asks of every store.
+//! Handlers that meddle with their transaction, beyond the cases that the suite has for every store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,7 +30,7 @@ async fn a12_a_seal_that_a_handler_has_put_another_in_place_of() {
     for (text, seen) in [
         ("DEALLOCATE ALL", "t"),
         ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1", "t"),
-        // What was answered is not the seal, so nobody knows how the COMMIT behind it ended, and the key is claimed anew.
+        // The answer is not the seal's, so the outcome of the COMMIT behind it is unknown, and the key is claimed anew.
         ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1; COMMIT", "B"),
     ] {
         let fixture = Fixture::new().await;

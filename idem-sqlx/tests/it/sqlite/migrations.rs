@@ -148,7 +148,7 @@ async fn j12_counts_of_attempts_outlive_the_migration_and_its_way_back() {
     assert_eq!(file.ask(OLD_COUNTS).await, Vec::<String>::new());
 }
 
-/// What waits for being taken back stays: the way back of the migration refuses to lose it.
+/// A forgotten key that can still be taken back stays: the down migration refuses to lose it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_forgotten_is_not_dropped() {
     let (file, store) = fresh().await;

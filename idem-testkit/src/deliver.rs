@@ -202,7 +202,7 @@ async fn pending(
 /// How many events a test of a handler looks at.
 const EVENTS_READ_MAX: u32 = 100_000;
 
-/// The end of a type's name, which is what tells two types apart.
+/// The end of a type's name, which distinguishes two types.
 fn consumer_name(name: &str) -> &str {
     let start = (name.len().saturating_sub(NAME_BYTES_MAX)..name.len()).find(|at| name.is_char_boundary(*at));
     &name[start.unwrap_or(0)..]

@@ -41,7 +41,7 @@ pub type Deliveries<S> = Vec<Delivery<<S as Source>::Handle>>;
 
 /// An attached source, driven by a test in the place of a worker.
 ///
-/// Every wait is bounded by five minutes, and whatever the test does not expect is a panic that says what came instead. As a worker
+/// Every wait is bounded by five minutes, and an unexpected answer is a panic that says what came instead. As a worker
 /// does it, most calls ask again where the source reports [`SourceError::Unavailable`]; [`receive`](Self::receive) and
 /// [`attach`](Self::attach) hand it out.
 ///
@@ -109,7 +109,7 @@ impl<S: Source> SourceDriver<S> {
         Self::attach_when_reachable(source).await.expect("attach")
     }
 
-    /// One answer of the source, whatever it is.
+    /// One answer of the source, of any kind.
     ///
     /// # Errors
     /// Those of the source.
@@ -202,8 +202,8 @@ impl<S: Source> SourceDriver<S> {
         self.error("a refusal", |error| matches!(error, SourceError::Refused { .. })).await
     }
 
-    /// The first report of a broker that cannot be used whose text, with its causes, has these words; the text. What comes before it
-    /// is dropped.
+    /// The text of the first report of an unusable broker that has these words, in itself or in its causes. Earlier reports are
+    /// dropped.
     pub async fn outage(&self, words: &str) -> String {
         let is_it = |error: &_| matches!(error, SourceError::Unavailable { .. }) && text(error).contains(words);
         text(&self.error(words, is_it).await)

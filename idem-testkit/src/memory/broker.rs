@@ -80,7 +80,7 @@ pub(super) struct Seat {
     pub(super) stopped: bool,
     /// Since when it has been asked to finish what it holds; nothing is delivered to it meanwhile.
     pub(super) revoking: Option<Instant>,
-    /// Assignments that were revoked and that the consumer has not heard of.
+    /// Assignments whose revocation the consumer has not received yet.
     pub(super) unheard: VecDeque<(u64, Revoke)>,
 }
 
@@ -301,7 +301,7 @@ impl Queue {
         self.slot.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the queue, and then wakes whoever waits for a change.
+    /// Changes the queue, and then wakes the tasks that wait for a change.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
         let answer = self.change_quietly(change);
         self.slot.changed.notify_waiters();

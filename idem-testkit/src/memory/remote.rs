@@ -28,9 +28,9 @@ use super::{
 
 /// A [`Source`] on a queue of a broker that [serves a socket](super::Broker::serve).
 ///
-/// Its connection is its life: when it breaks, whatever this source has not settled returns to the queue at once, and
-/// [`receive`](Source::receive) says so with a [`Received::Revoked`] before it connects again, with growing pauses. After
-/// about a second without a broker it reports [`SourceError::Unavailable`], and may be called again.
+/// Its connection is its life: when it breaks, every message that this source has not settled returns to the queue at
+/// once, and [`receive`](Source::receive) says so with a [`Received::Revoked`] before it connects again, with growing
+/// pauses. After about a second without a broker it reports [`SourceError::Unavailable`], and may be called again.
 #[derive(Debug)]
 pub struct RemoteSource(Client<Remote>);
 
@@ -324,7 +324,7 @@ impl RemoteBroker {
             let Some(connection) = connection.as_ref() else { return Err(confused(doing)) };
             connection.send(ask).await.map_err(unavailable)?
         };
-        // Waited for without the lock, so that somebody who waits for a queue keeps nobody else waiting.
+        // Waited for without the lock, so that a request that waits for its queue does not hold up the others.
         let told = answer.await.map_err(unavailable_recv(doing))?;
         told.ok(doing)
     }

@@ -29,7 +29,7 @@ const ANSWER_MESSAGES_MAX: usize = 1000;
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    /// Dropped with the server, which is what tells its tasks to end.
+    /// Dropped with the server, which ends its tasks.
     _running: watch::Sender<()>,
 }
 
@@ -56,8 +56,8 @@ impl Broker {
     /// socket can do everything.
     ///
     /// # Errors
-    /// Where the socket cannot be made. A file that a server which was killed left behind is replaced; one on which
-    /// somebody still listens is not.
+    /// Where the socket cannot be made. A file that a server which was killed left behind is replaced; one on which a server
+    /// still listens is not.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -196,7 +196,7 @@ async fn connection(broker: Broker, stream: UnixStream) {
                     wire::frame(&Told { id: asked.id, tell: Tell::Unavailable { why: error.to_string() } })
                 });
                 if let Ok(frame) = frame {
-                    // Where the connection is gone, nobody waits for the answer.
+                    // Where the connection is gone, the answer is not waited for.
                     let _ = answers.send(frame).await;
                 }
                 if end {

@@ -94,7 +94,7 @@ impl Session {
     pub(super) async fn attach(broker: &Broker, queue: &str) -> Result<(Self, Facts), SourceError> {
         let queue = broker.queue(queue).ok_or_else(|| Self::unknown(queue))?;
         answering(&queue).await;
-        // A seat is named after its first assignment, which nobody else ever has.
+        // A seat is named after its first assignment, which is unique.
         let seat = broker.next_assignment();
         let facts = queue.change(|inner| {
             let taken = Seat { assignment: seat, stopped: false, revoking: None, unheard: VecDeque::new() };

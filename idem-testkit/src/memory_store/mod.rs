@@ -77,7 +77,7 @@ pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
-/// What the clones of a store share: the "server".
+/// The state that the clones of a store share: the "server".
 struct Shared {
     state: Mutex<State>,
     faults: Mutex<Faults>,
@@ -177,7 +177,7 @@ impl MemoryStore {
         self.shared.state().books.audit.iter().map(line).collect()
     }
 
-    /// How many deadlocks there were: of two units that waited for each other, one was told to run again.
+    /// How many deadlocks there were: of two units that waited for each other, one had to run again.
     #[must_use]
     pub fn deadlocks(&self) -> u64 {
         self.shared.state().deadlocks
@@ -195,7 +195,7 @@ impl MemoryStore {
         self.shared.state().advanced += by;
     }
 
-    /// Has the next `operation`, of whoever comes first, meet `fault`. Several calls queue up.
+    /// Has the next `operation`, of any session, meet `fault`. Several calls queue up.
     pub fn inject(&self, operation: Operation, fault: Fault) {
         self.shared.faults().add(operation, fault);
     }

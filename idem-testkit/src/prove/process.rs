@@ -36,7 +36,7 @@ pub(super) type Make<D, H> = dyn Fn(&<D as Scratch>::Address) -> H + Send + Sync
 pub(super) type Configure<D> =
     dyn Fn(DedupConsumerBuilder<<D as Scratch>::Store>) -> DedupConsumerBuilder<<D as Scratch>::Store> + Send + Sync;
 
-/// What processes are made of.
+/// The parts that every process is made of.
 pub(super) struct Making<D: Scratch, H> {
     pub(super) databases: Arc<D>,
     pub(super) handler: Box<Make<D, H>>,

@@ -1,4 +1,4 @@
-//! Work of a call's own, on a [`MemoryStore`]: one outcome a key, whoever asks and whatever becomes of the first one.
+//! Work of a call's own, on a [`MemoryStore`]: one outcome a key, for every caller and even if the first one fails.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -333,7 +333,7 @@ mod step_by_step {
         assert_eq!((known.value, known.is_error), (refused.value, true));
     }
 
-    /// Whoever comes meanwhile waits, and gets what the first one answers.
+    /// Callers that come meanwhile wait, and get the answer of the first one.
     #[tokio::test]
     async fn the_second_caller_waits_for_the_first() {
         let store = Arc::new(MemoryStore::new());
@@ -378,7 +378,7 @@ mod step_by_step {
     }
 }
 
-/// V8: whoever lacks the key that a result is sealed with is refused, and nothing runs again.
+/// V8: a caller without the key that a result is sealed with is refused, and nothing runs again.
 #[tokio::test]
 async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));

@@ -38,7 +38,7 @@ pub async fn a6_d6_cut_before_the_server_got_the_commit<T: PostgresUnderTest>(su
     cut(subject, Cut::Before, 2, 'P').await;
 }
 
-/// What goes between client and server in a unit of one message and in one of many, when it is new and when it is a duplicate.
+/// The traffic between client and server in a unit of one message and in one of many, of new messages and of duplicates.
 pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTest>(subject: &T) {
     let expected = subject.round_trips();
     let proxy = PostgresProxy::patient(&subject.server()).await.unwrap();
@@ -105,7 +105,7 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     }
     assert_eq!(repeats[1..4], [expected.unexpected_repeat; 3], "{repeats:?}");
     assert_eq!(repeats[4..], [1, 1], "{repeats:?}");
-    // What else the server does, such as a checkpoint, may write meanwhile, and not each time.
+    // The server's other work, such as a checkpoint, may write meanwhile, and not each time.
     let written = "SELECT pg_current_wal_insert_lsn()::text || ' ' || pg_snapshot_xmax(pg_current_snapshot())";
     let mut seen = Vec::new();
     for _ in 0..20 {

@@ -98,7 +98,7 @@ impl Act for EndsIt {
     }
 }
 
-/// A12: whatever a handler sends, nothing that follows is committed behind the engine's back, and a later run of a
+/// A12: after any statement of a handler, nothing is committed behind the engine's back, and a later run of a
 /// mended handler makes all effects once. Where handlers run at once it is not sent, and spoils nothing.
 pub async fn a12_raw_commit_in_mid_batch_with_every_error_swallowed<T: PostgresUnderTest>(subject: &T) {
     let (first, second) = if is_in_order(subject) { ("PtP", "DPD") } else { ("PPP", "DDD") };
@@ -356,7 +356,7 @@ impl Act for Sets {
 }
 
 /// A46: what one handler sets holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
-/// committed as they should be; what is no weaker is nobody's business.
+/// committed as they should be; a setting that is no weaker is allowed.
 pub async fn a46_a_commit_that_a_handler_has_weakened_is_refused<T: PostgresUnderTest>(subject: &T) {
     let as_values = [
         ("SELECT set_config('synchronous_commit', 'off', true)", "PtP"),

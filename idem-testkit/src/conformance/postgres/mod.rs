@@ -6,7 +6,7 @@
 //! ```ignore
 //! async fn fresh() -> Subject { /* a schema of its own on the server that the tests share */ }
 //!
-//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! // Makes one test a case, in a module of its own so that their names do not clash with others.
 //! mod conformance {
 //!     idem_testkit::postgres_conformance!(super::fresh);
 //! }

@@ -46,10 +46,10 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
     /// Sends a text in a handler as it is, which may be several statements. Called where handlers run in order alone.
     fn send(tx: &mut Tx<'_, Self::Store>, text: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Runs statements as an administrator, over a connection that belongs to nobody else.
+    /// Runs statements as an administrator, over a connection of its own.
     fn run(&self, statements: &str) -> impl Future<Output = ()> + Send;
 
-    /// The first column of what a query answers, as texts, over a connection that belongs to nobody else. PostgreSQL's own form
+    /// The first column of what a query answers, as texts, over a connection of its own. PostgreSQL's own form
     /// of a truth is `t` or `f`.
     fn texts(&self, query: &str) -> impl Future<Output = Vec<String>> + Send;
 
@@ -58,7 +58,8 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
         Concurrency::InOrder
     }
 
-    /// What it costs to go to the server and back, as its documentation says. Asked by the cases on a server of their own alone.
+    /// The round trips to the server that the store's documentation promises. Only the cases on a server of their own ask for
+    /// them.
     fn round_trips(&self) -> RoundTrips {
         panic!("this store says nothing of its round trips")
     }
@@ -95,8 +96,7 @@ pub(super) async fn forget(subject: &impl PostgresUnderTest) {
     subject.run("DELETE FROM effects; DELETE FROM processed_messages; DELETE FROM message_attempts").await;
 }
 
-/// Asks until the server answers with true. It tells nobody of its own accord what has become of its sessions, so there is no
-/// event to wait for.
+/// Asks until the server answers with true. It reports no changes of its sessions by itself, so there is no event to wait for.
 pub(super) async fn until(subject: &impl PostgresUnderTest, query: &str) {
     let asking = async {
         while subject.texts(query).await != ["t"] {

@@ -1,4 +1,4 @@
-//! Cases: whatever is published arrives, and comes back until it is acknowledged.
+//! Cases: every published message arrives, and comes back until it is acknowledged.
 
 use std::{collections::HashSet, sync::Arc};
 

@@ -154,7 +154,7 @@ pub async fn close_keeps_what_was_acknowledged<T: SourceUnderTest>(subject: &T) 
     assert_eq!(sorted(&reader.take(3).await), rest);
 }
 
-/// `close` ends within its deadline, whatever the broker does.
+/// `close` ends within its deadline even if the broker hangs.
 pub async fn close_keeps_its_deadline_when_the_broker_hangs<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
     let reader = SourceDriver::open(subject).await;

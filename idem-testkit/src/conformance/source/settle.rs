@@ -270,7 +270,7 @@ pub async fn a_batch_of_only_duplicates_advances<T: SourceUnderTest>(subject: &T
     assert_eq!(payloads(&reader.take(1).await), ["next"]);
 }
 
-/// F1, F2, F7: whatever a late acknowledgement is answered, the message is settled for good or delivered again, and
+/// F1, F2, F7: whatever the answer to a late acknowledgement, the message is settled for good or delivered again, and
 /// the handle of its other delivery is good.
 pub async fn a_delivery_whose_lease_passed_is_not_lost<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;

@@ -37,7 +37,7 @@ async fn together<T: StoreUnderTest>(payments: &RunOnce<Seen<T>>, calls: Vec<Cal
     within("a shared unit", async { payments.shared_unit().await.run(calls).await }).await
 }
 
-/// What a call gets that comes alone, as one that could not share a unit or as a repeat.
+/// The answer to a call that comes alone: one that could not share a unit, or a repeat.
 async fn alone<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payments: &RunOnce<Seen<T>>, key: &str) -> Ran {
     let work = work(fixture, vec![Step::Write("")], Arc::new(of_run));
     within("a call alone", payments.run_message(msg(key, key), work)).await.unwrap()
@@ -116,7 +116,7 @@ pub async fn v16_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject
             assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0), "{failing:?}");
         }
     }
-    // A refusal that nobody said there may be is such a failure too.
+    // A refusal that was not declared is such a failure too.
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let undeclared = builder.build_once().unwrap();
     let refused = call(&fixture, msg("bad", "bad"), vec![Step::Write("")], refusal);
@@ -126,7 +126,8 @@ pub async fn v16_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject
     fixture.assert_effects([("a", "a")]).await;
 }
 
-/// A9, A12, A14: a work that spoils the transaction and says nothing has nobody's effect acknowledged, wherever it stands.
+/// A9, A12, A14: when one work spoils the transaction and says nothing, no call's effect is acknowledged, wherever that
+/// work stands.
 pub async fn v16_a_transaction_that_one_call_has_spoilt_is_nobodys<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -246,7 +247,7 @@ pub async fn v16_a_result_over_the_bound_among_calls_leaves_nothing<T: StoreUnde
         assert!(ended.iter().all(Option::is_none), "{ended:?}");
         assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0));
     }
-    // Where a record has lost its answer, its own call is told so.
+    // Where a record has lost its answer, only its own call gets that error.
     let absent = fixture.builder("payments", super::fixture::write).build().unwrap();
     super::fixture::process(&absent, [msg("old", "old")]).await;
     let ended = together::<T>(&payments, vec![paying(&fixture, "old"), paying(&fixture, "a")]).await;

@@ -13,14 +13,14 @@ use super::{
     subject::StoreUnderTest,
 };
 
-/// How somebody who holds a key uncommitted ends.
+/// How the holder of an uncommitted key ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Commits,
     RollsBack,
 }
 
-/// Holds `keys` uncommitted over a connection of another process, runs `meanwhile`, and ends when it is told to.
+/// Holds `keys` uncommitted over a connection of another process, runs `meanwhile`, and ends at a signal.
 ///
 /// `meanwhile` gets a counter: raising it ends the holder.
 async fn while_held<T, F>(fixture: &Fixture<'_, T>, registered: &Registered, keys: &[&str], end: End, meanwhile: F)
@@ -46,7 +46,7 @@ where
     ended.unwrap();
 }
 
-/// Registers a consumer before a key is held: with a single writer, nobody registers meanwhile.
+/// Registers a consumer before a key is held: with a single writer, a registration would wait.
 async fn started<S: Store>(consumer: &DedupConsumer<S>) {
     within("starting the consumer", consumer.start()).await.unwrap();
 }

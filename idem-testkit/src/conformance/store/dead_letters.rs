@@ -1,5 +1,5 @@
-//! Which dead letters are one row. Only copies are: whatever else a message has in common with one that was set aside, it
-//! is acknowledged after this, so a row that does not hold it would be its loss.
+//! Which dead letters are one row. Only copies are. A message is acknowledged after this, so it would be lost in the row of
+//! another that it merely resembles.
 
 use std::collections::HashSet;
 
@@ -253,7 +253,7 @@ pub async fn d51_a_copy_of_another_length_is_kept<T: StoreUnderTest>(subject: &T
     assert_eq!(payloads(&fixture, &registered, &[first.id]).await, some(&[&long]), "what is kept stays");
 }
 
-/// A row tells how its last copy failed.
+/// A row shows how its last copy failed.
 pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -322,8 +322,8 @@ pub async fn d15_a_dead_letter_ends_no_count_of_another_payload<T: StoreUnderTes
     }
 }
 
-/// C14: a replay has all its attempts, whatever was counted since its message was set aside, and empties the caches of
-/// committed keys: somebody may have forgotten the key for it.
+/// C14: a replay has all its attempts, even if some were counted since its message was set aside, and empties the caches of
+/// committed keys: an operator may have forgotten the key for it.
 pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -381,7 +381,7 @@ pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnder
     assert!(all > 0, "{all}");
 }
 
-/// S24: whoever watches the tables grow is told of their sizes.
+/// S24: the tables' sizes are reported, so that their growth can be watched.
 pub async fn s24_the_tables_sizes_are_told<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

@@ -162,7 +162,7 @@ pub(super) async fn take<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered
     within("taking replays", fixture.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
 }
 
-/// A dead letter keeps its facts, whatever its reason; one without key and hash too.
+/// A dead letter keeps its facts, for every reason; one without key and hash too.
 pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

@@ -365,5 +365,5 @@ pub(super) fn registration(name: &str) -> Registration {
     .version("1".to_owned())
 }
 
-/// A scope that nobody uses.
+/// An unused scope.
 pub(super) const NO_SCOPE: ScopeId = ScopeId(i32::MAX);

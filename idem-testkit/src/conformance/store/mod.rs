@@ -35,7 +35,7 @@
 //!     Fresh(Arc::new(MemoryStore::new()))
 //! }
 //!
-//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! // Makes one test a case, in a module of its own so that their names do not clash with others.
 //! mod conformance {
 //!     idem_testkit::store_conformance!(super::fresh);
 //! }

@@ -49,8 +49,8 @@ fn many() -> Vec<String> {
     (0..20).map(|number| format!("order-{number:02}")).collect()
 }
 
-/// The setting is refused for what it cannot mean: calls beyond the transaction, a batch handler, nobody at once, and
-/// a store that does not share its transaction.
+/// The setting is refused where it has no meaning: calls beyond the transaction, a batch handler, zero at once, and a
+/// store that does not share its transaction.
 pub async fn handlers_at_once_are_refused_where_they_cannot_be<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let builder = || fixture.builder("orders", write).handlers(Concurrency::pipelined());
@@ -129,8 +129,8 @@ pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject
     fixture.assert_effects(["a-1", "a-2", "a-3", "b-1", "b-2", "c"].map(|key| (key, "p"))).await;
 }
 
-/// At the first failure no further handler begins; those that run end before the transaction does, and nobody else is
-/// charged. Then the messages run again, each alone.
+/// At the first failure no further handler begins; those that run end before the transaction does, and no other message
+/// is charged. Then the messages run again, each alone.
 pub async fn nobody_begins_after_a_failure_and_all_end_before_the_rollback<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let gate = Gate::new();

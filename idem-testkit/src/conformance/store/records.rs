@@ -95,7 +95,7 @@ pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &
     assert_eq!(process(&short, again).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate, Kind::Duplicate]);
 }
 
-/// C4: a step of cleanup removes no more rows than it is told to, and the steps come to an end.
+/// C4: a step of cleanup removes no more rows than its limit, and the steps come to an end.
 pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
@@ -138,7 +138,7 @@ pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(su
     assert!(last.is_some_and(|last| !last.who.is_empty() && last.ago < HOUR));
 }
 
-/// S4: a key whose text was erased is still told by its id: a duplicate, or a conflict, and never a collision.
+/// S4: a key whose text was erased is still recognized by its id: a duplicate, or a conflict, and never a collision.
 pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(write);
@@ -216,8 +216,7 @@ pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T)
         .await;
 }
 
-/// A27: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
-/// runs.
+/// A27: the table is gone during a claim and back later: no message is charged, and the redelivery runs.
 pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(write);

@@ -76,7 +76,7 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     assert!(late[0].number < fast[0].number, "the case proves nothing: {late:?}");
 }
 
-/// Contract 2: the events of one unit go in the order in which they were published, whatever their ids.
+/// Contract 2: the events of one unit go in the order in which they were published, with any ids.
 pub async fn events_of_one_unit_keep_their_order<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -148,7 +148,7 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     let failed_ones = outbox.events(Some(DESTINATIONS[0]), Some(Failed), 10).await.unwrap();
     assert_eq!((failed_ones.len(), failed_ones[0].error.as_deref()), (2, Some("never")));
     assert_eq!((failed_ones[0].event.payload.len(), failed_ones[0].payload_bytes), (0, 2));
-    // What is behind cannot be retried: it does not wait for itself.
+    // The blocked events cannot be retried: they do not wait for themselves.
     assert_eq!(within("retrying", outbox.retry(&[numbers[0], numbers[1]])).await.unwrap(), 1);
     let again = next(&*outbox, ids[0]).await;
     assert_eq!((bodies(&again), again[0].attempts), (vec!["a1".to_owned()], 0));
@@ -264,7 +264,7 @@ pub async fn one_relay_at_a_time_has_a_destination<T: StoreUnderTest>(subject: &
     assert_eq!(lease("three").await, Leased::Mine);
 }
 
-/// What waits for the first of the destinations.
+/// The backlog of the first of the destinations.
 async fn first_of(outbox: &dyn Outbox, consumer: Option<&ConsumerName>) -> OutboxBacklog {
     let all = within("the backlog", outbox.backlog(consumer)).await.unwrap();
     all.into_iter().find(|backlog| backlog.destination == DESTINATIONS[0]).unwrap()
@@ -288,7 +288,7 @@ pub async fn a_destination_is_declared_once<T: StoreUnderTest>(subject: &T) {
     assert_eq!(names, [DESTINATIONS[1], DESTINATIONS[0], "third"], "by name");
 }
 
-/// What waits is counted for each destination, and for one writer where it is asked for.
+/// The backlog is counted for each destination, and for one writer on request.
 pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -317,8 +317,8 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
 }
 
-/// O25: a relay whose lease ran out has noted nothing of what it had in hand. Whatever might go by then, and has no outcome, may have
-/// been sent since it might.
+/// O25: a relay whose lease ran out has recorded nothing about the events in its hands. Every event that was free to go by
+/// then, and has no outcome, may have been sent since.
 pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

@@ -6,7 +6,7 @@ use super::*;
 
 const ORDERS: [Order; 3] = [Order::None, Order::ByKey, Order::ByKeyOneAtATime];
 
-/// Whatever is published, delivered, settled, released, revoked and expired in whatever order: nothing is lost, nothing
+/// Messages are published, delivered, settled, released, revoked and expired in any order: nothing is lost, nothing
 /// is in two places, the numbers add up, and a key's order and exclusiveness hold.
 #[tokio::test(start_paused = true)]
 async fn random_histories_keep_every_invariant() {

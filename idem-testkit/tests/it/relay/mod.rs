@@ -88,7 +88,7 @@ async fn o4_a_relay_that_publishes_late_sends_copies_and_does_no_other_harm() {
     let fixture = Fixture::new();
     fixture.commit_many("a", 0..3).await;
     let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
-    // What a frozen relay had in hand.
+    // The events in the hands of a frozen relay.
     let taken = fixture.outbox().next(id, 10, 1 << 20).await.unwrap();
     let topic = Topic::new();
     let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
@@ -130,8 +130,8 @@ async fn o8_a_poison_event_waits_for_a_person_and_the_others_go() {
     run.abort();
 }
 
-/// O9: an outage of the broker charges nobody however long it lasts, marks a bounded number of events, and what comes
-/// afterwards goes at once.
+/// O9: an outage of the broker charges no attempts however long it lasts, marks a bounded number of events, and later events go
+/// at once.
 #[tokio::test(start_paused = true)]
 async fn o9_an_hours_outage_charges_nobody_and_drains() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -160,7 +160,8 @@ async fn o9_an_hours_outage_charges_nobody_and_drains() {
     run.abort();
 }
 
-/// A destination that refuses everything, as where a topic is not there: nobody is charged or noted, and it goes on by itself.
+/// A destination that refuses everything, as where a topic is not there: no event is charged or noted, and it goes on by
+/// itself.
 #[tokio::test(start_paused = true)]
 async fn o9_a_destination_that_refuses_all_is_waited_for() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -248,7 +249,7 @@ async fn o16_an_endpoint_that_hangs_holds_no_other_back() {
     run.abort();
 }
 
-/// O16: the trouble of a destination is nobody else's.
+/// O16: the trouble of a destination does not affect the others.
 #[tokio::test(start_paused = true)]
 async fn o16_a_destination_in_trouble_holds_no_other_back() {
     let (fixture, a, b) = (Fixture::new(), Topic::new(), Topic::new());
@@ -267,7 +268,7 @@ async fn o16_a_destination_in_trouble_holds_no_other_back() {
     run.abort();
 }
 
-/// O24: whatever fails, the first copies of one ordering key arrive in the order of their commits.
+/// O24: under any failure, the first copies of one ordering key arrive in the order of their commits.
 #[tokio::test(start_paused = true)]
 async fn o24_first_copies_of_a_key_arrive_in_order_whatever_fails() {
     let (fixture, mut topic) = (Fixture::new(), Topic::new());
@@ -478,7 +479,7 @@ fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
     assert!(refused(lease).contains("300 ms to 60 s"));
 }
 
-/// What a destination lacks of 20 events after the first relay has died while they were on their way.
+/// How many of 20 events a destination lacks after the first relay has died while they were on their way.
 async fn lost_with_a_death() -> usize {
     let fixture = Fixture::new();
     fixture.commit_many("a", 0..20).await;

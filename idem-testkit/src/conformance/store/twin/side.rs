@@ -1,4 +1,4 @@
-//! One of the two: takes steps, and tells what came of them in words that both have in common.
+//! One of the two: takes steps, and reports their results in words that both have in common.
 
 use std::{
     fmt::Write as _,
@@ -33,7 +33,7 @@ pub(super) struct Side<'s, T: StoreUnderTest> {
     subject: &'s T,
     store: Arc<T::Store>,
     consumer: ConsumerName,
-    /// What was answered so far, in the order in which it first came.
+    /// The ids answered so far, in the order in which they first came.
     scopes: Vec<ScopeId>,
     rules: Vec<HashRuleId>,
     runs: Vec<RunId>,
@@ -51,7 +51,7 @@ fn number<I: PartialEq>(known: &mut Vec<I>, id: I) -> usize {
     })
 }
 
-/// What a step meant, where there is anything of the kind yet.
+/// The id that a step refers to, if there is one of its kind yet.
 fn nth<I: Copy>(known: &[I], number: usize) -> Option<I> {
     known.get(number % known.len().max(1)).copied()
 }
@@ -105,7 +105,8 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         format!("{answer}\n{}", within("looking at the consumer", self.look()).await)
     }
 
-    /// What is left at the end: dead letters and controls, records, effects, the audit trail, and counts of attempts, which this raises.
+    /// Everything that is left at the end: dead letters and controls, records, effects, the audit trail, and counts of
+    /// attempts, which this raises.
     pub(super) async fn left(&mut self) -> String {
         let seen = self.look().await;
         let claims = self.scopes.clone().into_iter().flat_map(|scope| {

@@ -44,7 +44,7 @@ impl Reference {
         course.remove(empty).await;
         let (all, keys) = calm(course, &messages, false).await?;
         if all == before {
-            let text = "the handler changes no table, so nobody can see what it does: look at `Scratch::tables`, and at the messages";
+            let text = "the handler changes no table, so its effects cannot be seen: look at `Scratch::tables`, and at the messages";
             return Err(NotProven::Unprovable(text.to_owned()));
         }
         let (again, _) = calm(course, &messages, true).await?;
@@ -129,8 +129,8 @@ fn not_handled(key: &str, decision: &Decision) -> Option<String> {
 /// A key that no other worker can have was held: by the handler.
 fn waited_for_itself(key: &str) -> String {
     format!(
-        "message {key} is not handled, because somebody else wrote. Does the handler write over a connection that is not `tx`? That \
-         one waits for the handler's own transaction"
+        "message {key} is not handled, because another transaction was writing. Does the handler write over a connection that is \
+         not `tx`? That one waits for the handler's own transaction"
     )
 }
 

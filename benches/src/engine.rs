@@ -1,5 +1,5 @@
-//! What the engine itself costs, with a store that does nothing: time, allocations, instructions, and whether its memory
-//! stays flat.
+//! The cost of the engine itself, with a store that does nothing: time, allocations, instructions, and whether its
+//! memory stays flat.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -68,7 +68,7 @@ pub(crate) fn on_one_thread(kind: &str, messages: usize) -> Result<Value, Box<dy
     Ok(json!({ "seconds": took?.as_secs_f64(), "allocations": counted.count_total, "bytes": counted.bytes_total }))
 }
 
-/// What a message costs in time, on one thread, and in allocations.
+/// The cost of a message in time, on one thread, and in allocations.
 pub(crate) async fn cost(rounds: usize, messages: usize) -> Result<Vec<Table>, Box<dyn Error>> {
     let (mut times, mut rates) = (KINDS.map(Line::new), Line::new(CACHED));
     for _ in 0..rounds {

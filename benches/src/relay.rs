@@ -37,7 +37,7 @@ use crate::{
 
 type Failed = Box<dyn Error>;
 
-/// A relay that runs until it is told to stop, or dropped.
+/// A relay that runs until it is stopped or dropped.
 struct Running {
     view: RelayView,
     stop: CancellationToken,
@@ -80,7 +80,7 @@ async fn until<T>(task: &JoinHandle<T>, is_so: impl Fn() -> bool) -> Result<(), 
     Ok(())
 }
 
-/// What brings events to this topic.
+/// The publisher that brings events to this topic.
 fn publisher(topic: &Topic) -> Result<KafkaPublisher, Failed> {
     Ok(KafkaPublisher::new(&KafkaOptions::new(&topic.brokers, &topic.name, "idem-bench"), &topic.name)?)
 }

@@ -1,4 +1,4 @@
-//! What people write into settings.
+//! The texts of settings.
 
 use idem_core::{IdempotencyKey, Message};
 

@@ -80,7 +80,7 @@ impl SimulatedHandler {
             }
             Behaviour::CommitsFor(times) if before < times => {
                 self.write(content, run, tx).await?;
-                // What comes of it is idem's to find out.
+                // The result is ignored: idem has to notice.
                 let _ = tx.connection().raw_commit().await;
                 self.world.returned(run, "has sent a COMMIT", false);
                 return Ok(());
@@ -147,6 +147,6 @@ impl SimulatedHandler {
     }
 }
 
-/// What a handler of a life panics with; any other panic is a defect.
+/// The payload of a planned panic in a handler; any other panic is a defect.
 #[derive(Debug)]
 pub(crate) struct HandlersOwn;

@@ -32,7 +32,7 @@ pub struct Way {
     pub defect: Option<idem_testkit::Defect>,
 }
 
-/// What became of a life.
+/// The result of a life.
 #[derive(Debug)]
 pub struct Report {
     /// The same for two runs of the same life.

@@ -49,14 +49,14 @@ impl Of {
     }
 }
 
-/// What has arrived so far.
+/// The events that have arrived so far.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     /// The id of each event that was published, which it has for ever.
     ids: BTreeMap<Of, String>,
     /// In which place the first copy came.
     first: BTreeMap<Of, usize>,
-    /// How many effects there were when a relay was told that an event has arrived.
+    /// How many effects there were when the arrival of an event was confirmed to a relay.
     confirmed: BTreeMap<Of, usize>,
     /// Whether receivers have stopped failing.
     pub(crate) faults_over: bool,
@@ -83,7 +83,7 @@ pub(crate) fn name(receiver: usize) -> String {
     format!("receiver {receiver}")
 }
 
-/// What a process has to reach a receiver.
+/// A process's client of a receiver.
 #[derive(Debug)]
 struct Client {
     world: Arc<World>,
@@ -92,7 +92,7 @@ struct Client {
     receiver: Receiver,
 }
 
-/// What goes wrong with an event on its way.
+/// A fault of an event on its way.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
     Refused,
@@ -196,7 +196,7 @@ impl Client {
         }
     }
 
-    /// An event is there. By now its effect is committed, and its id is the one that its handler was told.
+    /// An event is there. By now its effect is committed, and its id is the one that its handler got.
     fn arrives(&self, event: &OutgoingEvent) {
         let (world, id) = (&self.world, event.key.as_str());
         let Some(of) = Of::event(event) else {
@@ -324,7 +324,7 @@ impl World {
     }
 }
 
-/// Judges what has arrived, once everything is at rest; where it is not, only what is wrong by now.
+/// Judges the arrived events, once everything is at rest; before that, only faults that are certain already.
 pub(crate) fn judge(world: &World, is_at_rest: bool) {
     if world.scenario.telling.is_none() {
         return;

@@ -47,7 +47,7 @@ impl CheckedSource {
         }
     }
 
-    /// What the broker says is the number of this delivery.
+    /// The number of this delivery, as the broker reports it.
     fn counted(&self, attempt: u32) -> u32 {
         match self.world.scenario.wrong_counts {
             Rate::OneIn(n) if fastrand::u32(0..n.max(1)) == 0 => fastrand::u32(1..=50),

@@ -202,7 +202,7 @@ fn all() -> Vec<Planted> {
 /// Plants a bug on this thread. Answers how lives are then run.
 ///
 /// # Errors
-/// Where there is none of this name.
+/// Where no bug has this name.
 pub fn plant(name: &str) -> Result<Way, String> {
     let all = all();
     let Some(planted) = all.iter().find(|planted| planted.name() == name) else {

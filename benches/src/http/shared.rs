@@ -17,7 +17,7 @@ pub(crate) const SHARED: &str = "up to 16 share one";
 const OWN_REFUSED: &str = "5 % refused: each its own transaction";
 const SHARED_REFUSED: &str = "5 % refused: up to 16 share one";
 
-/// What is measured, in the order of the lines.
+/// The measurements, in the order of the lines.
 const MEASURED: [(Way, Sent); 4] =
     [(Way::Route, Sent::First), (Way::Shared, Sent::First), (Way::Route, Sent::Refused), (Way::Shared, Sent::Refused)];
 
@@ -39,7 +39,7 @@ impl Compared {
         Self { driver, rates: lines(), shares: lines() }
     }
 
-    /// Each once; every other round the other way round, so that what drifts meanwhile favours nobody.
+    /// Each once; every other round the other way round, so that a drift favours no line.
     pub(super) async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Failed> {
         let mut rates = [0.0; 4];
         let order = if number.is_multiple_of(2) { [0, 1, 2, 3] } else { [3, 2, 1, 0] };

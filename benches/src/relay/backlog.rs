@@ -26,7 +26,7 @@ pub(crate) const DRAINED: &str = "backlog drained, over the relay's rate less th
 pub(crate) const BESIDE: &str = "the other destination, while the first drains: p99";
 const FREE: &str = "the other destination, while nothing waits: p99";
 
-/// What the two destinations come to.
+/// The result of the two destinations.
 struct Round {
     /// Of the backlog, while it drained.
     drained: f64,

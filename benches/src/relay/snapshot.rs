@@ -20,8 +20,8 @@ use crate::{
 
 const DESTINATION: &str = "bench";
 const TURNOVERS: usize = 6;
-/// The place of the turnover that the last one is compared with. Before it the table grows whatever a relay does: pages of an index
-/// that one vacuum has emptied can be used again after the next one.
+/// The place of the turnover that the last one is compared with. Before it the table grows even beside a relay: pages of an
+/// index that one vacuum has emptied can be used again after the next one.
 const SETTLED: usize = 2;
 
 /// The lines that targets are about.
@@ -37,7 +37,7 @@ struct Turnover {
     look: f64,
 }
 
-/// So many events are put in and published, six times, with the vacuum that autovacuum would do by then.
+/// Puts in and publishes `events` events, six times, with the vacuum that autovacuum would do by then.
 pub(crate) async fn all(url: &str, brokers: &str, events: usize) -> Result<Vec<Table>, Failed> {
     let mut tables = Vec::new();
     let mut ratios = Vec::new();

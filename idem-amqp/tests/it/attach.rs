@@ -1,4 +1,4 @@
-//! What a start refuses, and what it warns of (G6, G7).
+//! The refusals and the warnings of a start (G6, G7).
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn g31_another_host_of_the_cluster_is_tried() {
     member.lost().await;
     let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
-    // Who lets nobody in speaks for all.
+    // A host that refuses the login speaks for all hosts.
     refused(
         &AmqpOptions::new(format!("amqp://guest:hunter2@{}/%2f", host(&url())), "q").host("127.0.0.1:1"),
         &["password"],

@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Stream,
 }
 
-/// A queue, with a proxy in front of the broker. The broker deletes it once nobody has used it for a while.
+/// A queue, with a proxy in front of the broker. The broker deletes it once it has been unused for a while.
 pub(crate) struct Queue {
     pub(crate) name: String,
     pub(crate) proxy: Proxy,
@@ -168,7 +168,7 @@ impl Queue {
         self.channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await.unwrap()
     }
 
-    /// What the management API says of it.
+    /// The management API's description of it.
     pub(crate) async fn described(&self) -> Value {
         let answer = management(Method::GET, &format!("queues/%2f/{}", self.name)).await;
         serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
@@ -193,7 +193,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let path = format!("queues/%2f/{}", self.name);
-        // On a thread of its own, because a runtime may not be blocked. What is left over goes by itself.
+        // On a thread of its own, because a runtime may not be blocked. A queue that is left over expires by itself.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(management(Method::DELETE, &path));

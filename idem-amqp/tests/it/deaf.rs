@@ -18,7 +18,7 @@ use tokio::{
     time::Instant,
 };
 
-/// What stands before a frame's payload, and the kind of frame that is a method.
+/// The length of a frame's header, and the kind of frame that is a method.
 const HEAD: usize = 7;
 const METHOD: u8 = 1;
 
@@ -56,7 +56,7 @@ impl Deaf {
         Self { address, ended }
     }
 
-    /// How long the client kept its socket once it had cancelled a subscription and nothing was heard of it.
+    /// How long the client kept its socket once it had cancelled a subscription and got no answer.
     pub(crate) async fn ended_after(&mut self) -> Duration {
         self.ended.recv().await.unwrap()
     }

@@ -73,7 +73,7 @@ async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
     assert_eq!(sorted(&next.take_over_revocations(50).await), left, "exactly what was not acknowledged");
 }
 
-/// Whatever a connection needed ends with it, and the rest with the source.
+/// The tasks of a connection end with it, and all others with the source.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_task_outlives_its_connection() {
     let queue = Queue::new(Kind::Classic).await;
@@ -120,7 +120,7 @@ async fn g12_a_queue_that_comes_back_is_consumed_again() {
     let member = join(&queue.options()).await;
     queue.delete().await;
     member.lost().await;
-    // A queue that is away for a moment is no reason to end: it is told once, as an outage.
+    // A queue that is away for a moment is no reason to end: it is reported once, as an outage.
     let told = member.receive(1).await;
     assert!(matches!(told, Err(SourceError::Unavailable { .. })), "{told:?}");
     let silent = tokio::time::timeout(Duration::from_secs(1), member.source.receive(1)).await;
@@ -167,7 +167,8 @@ async fn g30_a_broker_that_is_away_is_known_to_be_until_it_is_back() {
     member.acknowledge(held).await;
 }
 
-/// G34: a quorum queue counts why it has a message back, and a stop is no reason to suspect it. A classic queue tells nothing.
+/// G34: a quorum queue counts why it has a message back, and a stop is no reason to suspect it. A classic queue gives no
+/// reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn g34_a_message_that_a_stop_gave_back_is_not_suspected() {
     for kind in [Kind::Quorum, Kind::Classic] {
@@ -185,7 +186,7 @@ async fn g34_a_message_that_a_stop_gave_back_is_not_suspected() {
     }
 }
 
-/// J9: told once, and waited for.
+/// J9: an outage is reported once, and waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn j9_a_broker_that_goes_away_is_reported_and_waited_for() {
     let queue = Queue::new(Kind::Classic).await;

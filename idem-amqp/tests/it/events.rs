@@ -87,7 +87,8 @@ async fn events_of_one_key_arrive_in_order() {
     assert_eq!(payloads, (0..200).map(|number| Bytes::from(number.to_string())).collect::<Vec<_>>());
 }
 
-/// O8: the broker closes the channel over one that is too large, with all that are under way on it; each is told apart.
+/// O8: the broker closes the channel over one that is too large, with all that are under way on it; each gets an answer
+/// of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_an_event_that_is_too_large_is_told_from_the_others() {
     let server = OwnServer::up().await;

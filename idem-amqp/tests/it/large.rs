@@ -14,7 +14,7 @@ use crate::{
 
 const LARGE: usize = 8 << 20;
 
-/// What fits into 64 MiB, and into twice as much.
+/// How many messages fit into 64 MiB, and into twice as much.
 const FIT: u64 = 8;
 const KEPT: u64 = 16;
 
@@ -65,7 +65,7 @@ async fn j56_of_a_queue_of_large_messages_as_many_are_in_hand_as_fit() {
 }
 
 /// All of the prefetch has been earned by small messages when large ones come, and the broker has sent many of them before it
-/// hears of it. What is beyond twice the bound goes back, and comes again in its place.
+/// learns of the new prefetch. The messages beyond twice the bound go back, and come again in their place.
 ///
 /// A broker that takes too long for an answer loses the channel, and the next one knows how large the messages are: then there
 /// is nothing to see, and it is tried again.
@@ -97,7 +97,7 @@ async fn are_many_in_hand_and_some_go_back() -> bool {
     true
 }
 
-/// A subscription of which nobody knows whether it goes on is left with its channel, and the socket is not kept for an answer
+/// A subscription in an unknown state is left with its channel, and the socket is not kept for an answer
 /// that does not come.
 #[tokio::test(flavor = "multi_thread")]
 async fn j56_a_cancel_without_an_answer_ends_the_channel() {

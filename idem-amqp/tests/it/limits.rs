@@ -93,16 +93,16 @@ fn limit(limit: i32) -> (&'static str, AMQPValue) {
     ("x-delivery-limit", AMQPValue::LongInt(limit))
 }
 
-/// What closes intake, and what opens it.
+/// The reason for a closed intake.
 #[derive(Debug, Clone, Copy)]
 enum Closed {
     Pause,
     Outage,
 }
 
-/// G15: a quorum queue drops a message at its third return, and the broker takes back after ten seconds what nobody
-/// settles. A consumer that is paused, or whose database is down, for three times as long loses nothing: what it had not
-/// begun went back once, and no more came.
+/// G15: a quorum queue drops a message at its third return, and the broker takes back unsettled messages after ten seconds.
+/// A consumer that is paused, or whose database is down, for three times as long loses nothing: the messages that it had
+/// not begun went back once, and no more came.
 async fn a_closed_intake_loses_nothing(closed: Closed) {
     const WARM: usize = 300;
     const MORE: usize = 60;
@@ -122,7 +122,7 @@ async fn a_closed_intake_loses_nothing(closed: Closed) {
         }
     }
     publish(&queue, WARM + 1..WARM + MORE).await;
-    // Another consumer on that server, which holds a message and loses its channel for it, tells the time.
+    // Another consumer on that server, which holds a message and loses its channel for it, serves as the clock.
     let clock = Queue::on(&server.url(), Kind::Classic, &[]).await;
     clock.publish(Message::new("tick")).await.unwrap();
     let member = join(&clock.options()).await;
@@ -204,7 +204,7 @@ async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     assert_eq!(member.take_over_revocations(100).await.len(), 100, "without a limit nothing has to go well first");
 }
 
-/// G16: so a process that dies at each start, whatever it has done by then, costs the messages behind the first nothing.
+/// G16: so a process that dies at each start, at any point, costs the messages behind the first nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn g16_a_crash_loop_counts_for_one_message() {
     let queue = Queue::with(Kind::Quorum, &[limit(5)]).await;
@@ -228,7 +228,7 @@ async fn limit_and_warnings(options: &AmqpOptions) -> Result<(Option<u32>, Vec<S
     Ok((attached.delivery_limit, attached.warnings))
 }
 
-/// G17: what is told of the limit counts where nothing else tells it, and must be true where something does.
+/// G17: the configured limit counts where the broker does not report one, and must agree where it does.
 #[tokio::test(flavor = "multi_thread")]
 async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     let (plain, limited) = (Queue::new(Kind::Quorum).await, Queue::with(Kind::Quorum, &[limit(7)]).await);
@@ -248,7 +248,7 @@ async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     assert_eq!(limit_and_warnings(&managed(&plain)).await.unwrap(), (None, vec![]));
     let error = refusal(&managed(&limited)).await.to_string();
     assert!(error.contains("7 deliveries") && error.contains("--delivery-limit 7"), "{error}");
-    // Told, it is known to whoever runs this, and the attempts are compared with it.
+    // The operator has configured the limit, and the attempts are compared with it.
     let told = managed(&limited).delivery_limit(DeliveryLimit::Of(7));
     assert_eq!(limit_and_warnings(&told).await.unwrap(), (Some(7), vec![]));
     for (queue, wrong) in

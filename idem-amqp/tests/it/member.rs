@@ -13,7 +13,7 @@ pub(crate) async fn join(options: &AmqpOptions) -> Member {
     SourceDriver::attach(options.build().unwrap()).await.unwrap()
 }
 
-/// What a source of these options finds out. It is closed again.
+/// The facts that a source of these options finds out. It is closed again.
 pub(crate) async fn attached(options: &AmqpOptions) -> Result<Attached, SourceError> {
     let member = SourceDriver::attach(options.build().unwrap()).await?;
     let attached = member.attached.clone();

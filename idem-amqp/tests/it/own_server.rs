@@ -49,7 +49,7 @@ impl OwnServer {
         [25_676, 25_677].map(|port| format!("127.0.0.1:{}", port + outer_offset() + PORT_OFFSET))
     }
 
-    /// What is in `NAME.pem`: `ca` signed the certificates of the broker and of `client`, and `stranger` nothing.
+    /// The content of `NAME.pem`: `ca` signed the certificates of the broker and of `client`, and `stranger` nothing.
     pub(crate) fn authority(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder.join(format!("{name}.pem"))).unwrap()
     }

@@ -39,8 +39,8 @@ async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
     assert!(text.contains("certificate of 127.0.0.1") && text.contains("`authorities`"), "{text}");
 }
 
-/// G32: a broker that wants to know its clients by their certificates lets in the one that has a certificate, and the others
-/// are told what is missing.
+/// G32: a broker that wants to know its clients by their certificates lets in the one that has a certificate, and the
+/// others' error says what is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn g32_a_client_without_the_certificate_that_the_broker_wants_is_refused_at_once() {
     let server = OwnServer::up().await;

@@ -29,7 +29,7 @@ impl SourceUnderTest for Fixture {
             .tombstones(false)
             .record_keys(false)
             .counts_attempts(self.kind == Kind::Quorum)
-            // What another consumer holds cannot be seen over the protocol.
+            // Messages that another consumer holds cannot be seen over the protocol.
             .sees_others(false)
             .disconnects(true)
             .hangs(true)

@@ -29,8 +29,8 @@ async fn g4_a_channel_that_timed_out_is_opened_anew() {
     assert!(within("is_idle", member.source.is_idle()).await);
 }
 
-/// G53: a connection over which nothing comes any more ends with its heartbeats, also where a message is in hand and nobody
-/// closes it. The message comes back on the next one.
+/// G53: a connection over which nothing comes any more ends with its heartbeats, also with a message in hand and without a
+/// close. The message comes back on the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn g53_a_connection_that_stands_still_ends_with_its_heartbeats() {
     let queue = Queue::new(Kind::Classic).await;
@@ -56,7 +56,7 @@ fn is_blocked(error: &SourceError) -> bool {
     }
 }
 
-/// A broker that is out of memory blocks whoever publishes. Consuming goes on; a dead letter counts as not published at
+/// A broker that is out of memory blocks publishers. Consuming goes on; a dead letter counts as not published at
 /// once, and is published when there is room again.
 #[tokio::test(flavor = "multi_thread")]
 async fn g9_a_blocked_connection_publishes_nothing_and_consuming_goes_on() {

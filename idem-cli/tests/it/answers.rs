@@ -1,4 +1,4 @@
-//! What operators see and do of kept results, on both databases.
+//! The commands of operators on kept results, on both databases.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
         .await
 }
 
-/// V3: the result is shown where it is asked for, which the trail says; an erased one is told from one that is empty, and
-/// nothing runs again; what was forgotten runs again, with a result of its own.
+/// V3: the result is shown on request, which the trail says; an erased one is distinguished from an empty one, and
+/// nothing runs again; a forgotten operation runs again, with a result of its own.
 async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: impl Fn(&str) -> Answer) {
     for key in ["order-1", "order-refused"] {
         assert!(!pay(&store, key).await.unwrap().replayed);

@@ -1,4 +1,4 @@
-//! What operators do is in the table `audit`, and on the log target `idem::audit` for who asks for it.
+//! The acts of operators are in the table `audit` and, if enabled, on the log target `idem::audit`.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ const TRAIL: &str = "\
 SELECT concat_ws(' ', who, action, c.name, idempotency_key, nullif(details, ''))
 FROM audit AS a LEFT JOIN consumers AS c ON c.id = a.consumer WHERE who = 'ada' ORDER BY a.id";
 
-/// One line a row of the trail, whatever the act.
+/// One line a row of the trail, for every act.
 #[tokio::test]
 async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     let fixture = crate::dead_letters::fixture().await;
@@ -61,7 +61,7 @@ async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     fixture.drop().await;
 }
 
-/// S12: the trail names the login of the database beside what `--by` says, and nobody is no name.
+/// S12: the trail names the login of the database beside what `--by` says, and an empty name is refused.
 #[tokio::test]
 async fn s12_the_trail_names_the_login_and_nobody_is_no_name() {
     let fixture = Fixture::new().await;
@@ -107,8 +107,8 @@ async fn s5_the_log_shows_no_secret_and_no_forged_line() {
     fixture.drop().await;
 }
 
-/// S30: whoever reads what is known of a key stands in the trail, by the login and the time of the server; and what was
-/// erased does not come back because somebody asks for it.
+/// S30: a read of a key's record is in the trail, by the login and the time of the server; and an erased key does not
+/// come back because of the question.
 #[tokio::test]
 async fn s30_who_reads_a_key_stands_in_the_trail() {
     let fixture = crate::dead_letters::fixture().await;

@@ -99,7 +99,7 @@ async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
     assert!(bulk["oldest"].is_string() && bulk["next_expiry"].is_string(), "{bulk}");
     assert_eq!((&orders["records_about"], &orders["last_hour"]), (&2.into(), &2.into()), "{orders}");
     assert!(orders["oldest"].is_string() && orders["next_expiry"].is_string(), "{orders}");
-    // What is kept for ever never expires, and no index tells its rate.
+    // A record that is kept for ever never expires, and no index shows its rate.
     assert_eq!((&kept["records_about"], &kept["next_expiry"], &kept["last_hour"]), (&1.into(), &().into(), &().into()));
     assert!(kept["oldest"].as_str().unwrap().starts_with("2026-01-02T"), "{kept}");
     fixture.drop().await;

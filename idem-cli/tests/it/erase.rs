@@ -43,7 +43,7 @@ async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
     assert_eq!(shown["records"][0]["erased"], true, "{shown}");
     let trail = fixture.trail().await;
     assert!(trail.iter().any(|line| line.starts_with("ada erase key id ") && line.ends_with(": art-17")), "{trail:?}");
-    // What was erased can neither be listed with its key nor be replayed.
+    // An erased dead letter can neither be listed with its key nor be replayed.
     assert!(!fixture.idem("dead-letters list").ok().contains("order-1"));
     fixture.idem("dead-letters replay 1 --yes").refused("was erased");
     fixture.drop().await;

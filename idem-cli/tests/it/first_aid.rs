@@ -1,4 +1,4 @@
-//! What somebody meets at 3 a.m.: the commonest mistakes are answered in words, with the cure.
+//! The commonest mistakes at 3 a.m. are answered in words, with the cure.
 
 use std::process::{Command, Stdio};
 
@@ -36,7 +36,7 @@ async fn cleanup_without_tables_says_so_and_that_it_is_no_outage() {
     fixture.store.disconnect().await;
 }
 
-/// The word that somebody tries first must not lead to `erase`, which is what it resembles.
+/// The word that operators try first must not lead to `erase`, which it resembles.
 #[tokio::test]
 async fn pause_and_resume_are_found_where_they_are_looked_for() {
     let fixture = Fixture::new().await;
@@ -111,7 +111,8 @@ async fn import_names_the_column_that_is_missing_and_counts_rows_without_a_key()
     fixture.drop().await;
 }
 
-/// What was replayed and processed must not look open again, or somebody has the producer send it once more.
+/// A dead letter that was replayed and processed must not look open again, or an operator has the producer send it once
+/// more.
 #[tokio::test]
 async fn an_erased_key_still_says_how_its_replay_ended_and_who_erased_it() {
     let fixture = crate::dead_letters::fixture().await;

@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgCon
 /// How long anything may take that a test waits for. It only ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands in every payload here, and may be seen only where it was asked for.
+/// The text of every payload here, which may be seen only on request.
 pub(crate) const PAYLOAD: &str = "canary-payload";
 pub(crate) const PASSWORD: &str = "canary-password";
 
@@ -34,7 +34,7 @@ pub(crate) struct Fixture {
     pub(crate) refused: Arc<Mutex<Vec<String>>>,
 }
 
-/// What the command answered.
+/// The answer of the command.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: i32,
@@ -152,7 +152,7 @@ impl Fixture {
         tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {wanted}: {query}"));
     }
 
-    /// What the audit trail says: who did what to which key.
+    /// The lines of the audit trail: who did what to which key.
     pub(crate) async fn trail(&self) -> Vec<String> {
         self.texts("SELECT concat_ws(' ', who, action, idempotency_key, nullif(details, '')) FROM audit ORDER BY id")
             .await
@@ -211,7 +211,7 @@ pub(crate) async fn leave_counts(store: &impl Store) {
     attempt(store, "other", "y").await;
 }
 
-/// What `stats` and `stuck` say is failing: both the same.
+/// The messages that fail by `stats` and by `stuck`, which agree.
 #[track_caller]
 pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     let mut keys: Vec<&str> =
@@ -221,7 +221,7 @@ pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
 }
 
-/// What `stuck` says of consumers that somebody stopped, and that it says where else to look where nothing is stuck.
+/// Checks that `stuck` names the stopped consumers, and that it says where else to look where nothing is stuck.
 pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
     let nothing = || {
         let stuck = idem("stuck --json").json();

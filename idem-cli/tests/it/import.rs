@@ -26,7 +26,7 @@ fn arguments(fixture: &Fixture, more: &str) -> String {
     )
 }
 
-/// Each row is a record, and its redelivery a duplicate by its key, whatever the payload. A run that was broken off is
+/// Each row is a record, and its redelivery a duplicate by its key, with any payload. A run that was broken off is
 /// begun again.
 #[tokio::test]
 async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
@@ -50,14 +50,14 @@ async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     assert!(decisions[0].is_skipped(), "never a conflict: {decisions:?}");
     let trail = fixture.trail().await;
     assert_eq!(trail.iter().filter(|line| line.starts_with("ada import from")).count(), 2, "{trail:?}");
-    // What was processed here has a hash, so another payload is a conflict as ever.
+    // A message that was processed here has a hash, so another payload is a conflict as ever.
     let conflict = idem_core::Message::new("another payload").with_header("idempotencykey", "order-0");
     let decisions = fixture.consumer().decisions(vec![message("order-0"), conflict]).await.unwrap();
     assert!(matches!(decisions[1], idem_core::Decision::Conflict(..)), "{decisions:?}");
     fixture.drop().await;
 }
 
-/// S6: names of tables and columns are names, whatever is in them.
+/// S6: names of tables and columns are taken as names, with any characters in them.
 #[tokio::test]
 async fn s6_what_is_no_table_or_column_is_refused() {
     let fixture = with_inbox().await;

@@ -1,4 +1,4 @@
-//! What is set aside is kept whole in PostgreSQL, or stays with the broker until somebody gives it up.
+//! Dead letters are kept whole in PostgreSQL, or stay with the broker until an operator gives them up.
 
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +34,8 @@ fn worker(
     Worker::builder(consumer, queue.source()).cleanup(None).retry(retry)
 }
 
-/// What RabbitMQ takes and no default handles is in the row byte for byte, and runs once a worker is allowed to.
+/// A message that RabbitMQ takes and the default limits refuse is in the row byte for byte, and runs once a worker is
+/// allowed to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a33_twenty_mebibytes_are_kept_whole_and_replayed() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! What operators see and do of requests over HTTP, on both databases.
+//! The commands of operators on requests over HTTP, on both databases.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ async fn a_request_is_shown<S: Store>(store: Arc<S>, idem: impl Fn(&[&str]) -> A
     idem(&of(&["show", "order;1"])).refused("no comma, semicolon");
     let with_answer = idem(&of(&["show", "\"order;1\"", "--result", "--json"])).json();
     assert_eq!(with_answer["results"][0]["body"], "answer to paid", "{with_answer}");
-    // Whoever has the key of the record, out of a log, sees the same.
+    // The key of the record, as a log has it, finds the same.
     let recorded = request(&shown)["recorded_as"].as_str().unwrap();
     assert_eq!(request(&idem(&["show", recorded, "--json"]).json()), request(&shown));
 
@@ -205,7 +205,7 @@ async fn w71_a_request_is_forgotten_or_erased_by_the_same_words_on_sqlite() {
     on_sqlite(async |store, _, idem| a_request_is_forgotten_or_erased(store, idem).await).await;
 }
 
-/// W70: a request that runs is told from one that nobody knows, and whoever looks takes nothing from it.
+/// W70: a running request is distinguished from an unknown one, and a look does not disturb it.
 #[tokio::test(flavor = "multi_thread")]
 async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! S4, S5, S9: what must not be seen is not seen, whatever goes wrong.
+//! S4, S5, S9: secrets stay unseen under every failure.
 
 use crate::fixture::{Fixture, PASSWORD, PAYLOAD, command};
 

@@ -80,7 +80,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     let holding: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *holder).await.unwrap();
     let mut waiter = fixture.admin.acquire().await.unwrap();
     let waiting: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *waiter).await.unwrap();
-    // The waiter is told by its consumer's name, which its URL gave it.
+    // The waiter is recognized by its consumer's name, which its URL gave it.
     sqlx::raw_sql("SET application_name = 'orders'").execute(&mut *waiter).await.unwrap();
     let waits = async { sqlx::raw_sql(lock).execute(&mut *waiter).await.unwrap() };
     let look = async {
@@ -118,7 +118,7 @@ async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
     fixture.drop().await;
 }
 
-/// What was set aside is no longer failing, also where a release has left its count; what was tried since is.
+/// A dead letter is no longer failing, also where a release has left its count; a message that was tried since is.
 #[tokio::test]
 async fn stats_and_stuck_agree_on_what_fails() {
     let fixture = Fixture::new().await;
@@ -197,7 +197,7 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     fixture.drop().await;
 }
 
-/// What a worker's start leaves of its broker; the newest counts.
+/// The facts about the broker that a worker's start records; the newest count.
 #[tokio::test]
 async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
     let fixture = Fixture::new().await;

@@ -81,7 +81,7 @@ impl File {
         sqlx::raw_sql(statements).execute(&mut connection).await.unwrap();
     }
 
-    /// What the trail says: who did what to which key.
+    /// The lines of the trail: who did what to which key.
     async fn trail(&self) -> Vec<String> {
         let text = "SELECT who || ' ' || action || ' ' || ifnull(idempotency_key, '-') || ' ' || details FROM idem_audit \
                     WHERE who = 'ada' ORDER BY id";
@@ -117,7 +117,7 @@ fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
     }
 }
 
-/// S30: whoever reads a key stands in the trail, as on PostgreSQL.
+/// S30: a read of a key is in the trail, as on PostgreSQL.
 #[tokio::test]
 async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
     let file = File::new();
@@ -271,7 +271,7 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     );
 }
 
-/// What was forgotten waits, and is taken back, except where it has run again meanwhile; erasing reaches it too.
+/// A forgotten key waits, and is taken back, except where it has run again meanwhile; erasing reaches it too.
 #[tokio::test]
 async fn what_was_forgotten_is_taken_back_on_sqlite() {
     let file = File::new();

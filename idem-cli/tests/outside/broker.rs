@@ -63,7 +63,7 @@ impl Queue {
         }
     }
 
-    /// What the worker is told in place of its file.
+    /// The worker's flags in place of its file.
     pub(crate) fn flags(&self) -> Vec<String> {
         let flags: &[&str] = match self.broker {
             "kafka" => &["--topic", "--group"],

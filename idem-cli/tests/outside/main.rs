@@ -1,6 +1,5 @@
-//! What somebody makes with idem's packages: the README's program and what `idem new` writes, built outside of the workspace
-//! and run on real servers. `./test outside` runs one of them, `./test --all outside` all; by hand:
-//! `cargo test -p idem-cli --test outside`.
+//! Programs of idem's users: the README's and the one that `idem new` writes, built outside of the workspace and run on real
+//! servers. `./test outside` runs one of them, `./test --all outside` all; by hand: `cargo test -p idem-cli --test outside`.
 
 #![allow(
     clippy::panic,
@@ -42,7 +41,7 @@ async fn the_readmes_program_on_kafka_and_postgres() {
         ("rust", "PgConnection::connect", "src/tests.rs"),
     ] {
         let (shown, written) = (block(language, mark), project.read(path));
-        // What it has more is where this test's packages are.
+        // The surplus is the path of this test's packages.
         let written = written.split("\n[patch.crates-io]").next().unwrap();
         assert_eq!(shown.trim_end(), written.trim_end(), "{path} of the README and of `idem new`");
     }

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query
 
 use crate::{broker, packages};
 
-/// What the README calls its program.
+/// The name of the README's program.
 const NAME: &str = "purchases";
 /// A folder that `idem new` has made.
 pub(crate) struct Project {
@@ -54,8 +54,8 @@ impl Project {
     fn cargo(&self, arguments: &[&str], database: &str) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg(arguments[0]).current_dir(self.path("."));
-        // What cargo tells a test of its package, build scripts take for theirs: ring would be built again here, and after this in the
-        // workspace once more, with all that depends on it.
+        // Cargo's variables for a test's package are taken by build scripts for their own: ring would be built again here, and
+        // after this in the workspace once more, with all that depends on it.
         for (name, _) in
             std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
         {
@@ -103,7 +103,7 @@ impl Project {
         format!("{}/{}", server.rsplit_once('/').unwrap().0, self.unique)
     }
 
-    /// What the customer's total came to.
+    /// The customer's total.
     async fn cents(&self, database: &str) -> i64 {
         let total = "SELECT cents FROM customers WHERE customer = '1'";
         if self.store == "sqlite" {
@@ -139,7 +139,7 @@ fn profiles() -> PathBuf {
     file
 }
 
-/// What it printed.
+/// Its output, after a success.
 fn succeeded(what: &str, output: Output) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{what}: {}\n{printed}\n{errors}", output.status);

@@ -171,7 +171,7 @@ impl Topic {
             let record = FutureRecord::<str, str>::to(&self.name).partition(partition).payload(payload);
             match PRODUCER.send(record, PATIENCE).await {
                 Ok(delivered) => return delivered.offset,
-                // The producer has not heard of a partition that was just added.
+                // The producer does not know a partition that was just added.
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::UnknownPartition), _)) => {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -180,7 +180,7 @@ impl Topic {
         }
     }
 
-    /// What the group has committed, by partition.
+    /// The group's committed offsets, by partition.
     pub(crate) fn committed(&self) -> Vec<Option<i64>> {
         self.committed_in(&self.partitions())
     }
@@ -249,7 +249,7 @@ impl Drop for Topic {
     }
 }
 
-/// Fast where the defaults are slow; but nobody loses a session because the machine is busy.
+/// Fast where the defaults are slow; but a busy machine costs no member its session.
 pub(crate) fn fast(options: KafkaOptions) -> KafkaOptions {
     options
         .commit_every(Duration::from_millis(20))

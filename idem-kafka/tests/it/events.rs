@@ -88,7 +88,7 @@ async fn events_of_one_key_arrive_in_order() {
     }
 }
 
-/// O8: the one that is too large is told from the others, which are confirmed.
+/// O8: only the one that is too large fails; the others are confirmed.
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_an_event_that_is_too_large_is_told_from_the_others() {
     let small = Topic::with(1, &[("max.message.bytes", "1500")]).await;

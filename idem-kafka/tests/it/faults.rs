@@ -274,7 +274,7 @@ async fn e21_records_that_cannot_be_unpacked_are_told_of_with_the_cure() {
     assert_eq!(payloads(&member.take(1).await), ["0"]);
 }
 
-/// What nobody has words for is told of as the client library says it, once it comes again.
+/// An unknown error is reported in the client library's words, once it comes again.
 #[tokio::test(flavor = "multi_thread")]
 async fn e21_an_unknown_error_that_repeats_is_told_of() {
     let mock = Mock::new();

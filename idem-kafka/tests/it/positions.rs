@@ -108,7 +108,7 @@ async fn d38_what_is_flushed_is_committed_at_once() {
     member.acknowledge(first).await;
     member.flush().await;
     assert_eq!(now(), [Some(2), Some(0)]);
-    // What stands before holds the position.
+    // An earlier record holds the position.
     let held = second.remove(0);
     member.acknowledge(second).await;
     member.flush().await;
@@ -290,7 +290,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
     member.acknowledge(held).await;
     committed(&topic, &[Some(3)]).await;
     topic.delete().await;
-    // Until the coordinator has forgotten it, a commit would be one of the new topic, and nobody could tell.
+    // Until the coordinator has forgotten it, a commit would count for the new topic, unnoticed.
     eventually("the coordinator to forget", || topic.committed_in(&[0]) == [None]).await;
     topic.create(1, &[]).await;
     // More than before, so that the old position lies within the new topic.

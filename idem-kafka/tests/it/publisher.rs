@@ -82,7 +82,7 @@ async fn e15_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     within("publishing", publisher.publish(&letter)).await.unwrap();
     cluster.broker_down(1).unwrap();
     let mut publishing = publisher.publish(&letter);
-    // Polled while the broker is away: whatever it waits for, it has not been confirmed.
+    // Polled while the broker is away: it waits, so the dead letter has not been confirmed.
     let polled = poll_fn(|context| Poll::Ready(publishing.as_mut().poll(context).is_pending())).await;
     assert!(polled, "confirmed by nobody");
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut publishing).await.is_err(), "confirmed by nobody");
@@ -96,7 +96,7 @@ async fn e15_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     member.idle().await;
 }
 
-/// What cannot be compressed.
+/// Bytes that cannot be compressed.
 fn noise(bytes: usize) -> Vec<u8> {
     (0_u64..).flat_map(|n| *PayloadHash::of(&n.to_be_bytes()).as_bytes()).take(bytes).collect()
 }
@@ -139,7 +139,7 @@ async fn e17_a_producer_that_failed_for_good_is_replaced() {
     within("publishing", publisher.publish(&letter)).await.unwrap();
 }
 
-/// What a consumer knows a message by.
+/// The parts by which a consumer identifies a message.
 fn seen(message: &Message) -> (Option<String>, Option<PayloadHash>, Option<Bytes>, Option<Bytes>) {
     let key = default_key_source().key(message).unwrap().map(|key| key.as_str().to_owned());
     let payload = message.payload().cloned();

@@ -119,7 +119,7 @@ async fn e10_positions_are_committed_before_a_partition_is_let_go() {
     let moved = moved_partition(&held, &revocation.assignments);
     let (mut gone, _kept) = split(held, moved);
     let left = gone.pop().unwrap();
-    // What runs is finished while the partition is still held, and counts.
+    // A running message is finished while the partition is still held, and counts.
     first.acknowledge(gone).await;
     revocation.drained.unwrap().send(()).unwrap();
     assert_eq!(places(&second.take(1).await), [(moved, 2)]);
@@ -142,7 +142,7 @@ async fn e10_a_worker_that_does_not_answer_holds_its_partitions_no_longer_than_t
     }
 }
 
-/// At a stop nobody receives any more, so nobody would answer.
+/// At a stop the worker no longer receives, so it would not answer a revocation.
 #[tokio::test(flavor = "multi_thread")]
 async fn j1_a_stopped_member_lets_go_once_what_it_has_in_hand_is_settled() {
     let topic = topic_of_two(1).await;
@@ -229,7 +229,7 @@ async fn e8_e10_members_come_and_go_under_the_eager_protocol() {
     members_come_and_go("range").await;
 }
 
-/// Nobody receives for longer than `max.poll.interval.ms`, with more waiting than the buffer takes.
+/// The worker does not receive for longer than `max.poll.interval.ms`, with more waiting than the buffer takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn e7_j7_a_slow_worker_stays_a_member_and_gets_a_backlog_whole_and_in_order() {
     const COUNT: usize = 90_000;
@@ -269,8 +269,8 @@ fn publish_many(topic: &Topic, count: usize) {
     producer.flush(PATIENCE).unwrap();
 }
 
-/// B-M3, E26: a member with other assignment strategies keeps this one out, for as long as it lives. That is told, with the
-/// cure, and the worker does not count as ready.
+/// B-M3, E26: a member with other assignment strategies keeps this one out, for as long as it lives. That is reported, with
+/// the cure, and the worker does not count as ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn e21_e26_a_group_that_does_not_let_this_member_in_is_told_of_and_it_is_not_ready() {
     let topic = Topic::new(1).await;

@@ -59,8 +59,8 @@ async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
     assert_refused(attach_when_reachable(trusting_others).await, "do not let this client in");
 }
 
-/// The reason stands behind whatever else the client library has to say, here a warning for each setting that is out of date.
-/// It was heard after a second for each of these lines, and therefore mostly not at all.
+/// The reason stands behind the client library's other messages, here a warning for each setting that is out of date. It was
+/// read a second later for each of these lines, and therefore mostly not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn e29_a_refusal_behind_many_warnings_is_heard_at_the_first_try() {
     let topic = Topic::new(1).await;

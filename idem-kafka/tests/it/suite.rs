@@ -66,11 +66,11 @@ impl SourceUnderTest for Fixture {
         self.build(fast(KafkaOptions::new(&*BROKERS, name, &self.topic.group)))
     }
 
-    /// A dropped source commits nothing; it tells the broker that it leaves, which a process that dies would not.
+    /// A dropped source commits nothing; it leaves the group, which a process that dies would not.
     async fn crash(&self, source: KafkaSource) {
         let before = self.topic.members();
         drop(source);
-        // Another may be joining meanwhile, so members are told apart by their ids.
+        // Another may be joining meanwhile, so members are distinguished by their ids.
         let gone = || {
             let members = self.topic.members();
             before.is_empty() || before.iter().any(|member| !members.contains(member))

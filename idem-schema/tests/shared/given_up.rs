@@ -10,7 +10,7 @@ use idem_core::{
 /// How long the client waits for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Ten times somebody waits for a row that another session has locked, and gives up: while it is still locked, no session waits
+/// Ten times a caller waits for a row that another session has locked, and gives up: while it is still locked, no session waits
 /// for it any more. `blocker` runs a statement in that session, and `until` waits until a query says true.
 pub(crate) async fn nothing_piles_up(
     outbox: &dyn Outbox,

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use idem_schema::{POSTGRES_MIGRATIONS, SchemaName};
 use idem_testkit::conformance::postgres::EFFECTS;
 
-/// The tables that these schemas have, by which one of another build is told from this build's.
+/// The tables that these schemas have, by which a schema of another build is distinguished from this build's.
 fn made_of() -> String {
     let mut hasher = DefaultHasher::new();
     POSTGRES_MIGRATIONS.iter().for_each(|migration| migration.up_template.hash(&mut hasher));
@@ -65,7 +65,7 @@ const DEFINITION: &str = "(
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
     ) AS o (version))";
 
-/// Empties a schema for the next test once nobody has a transaction in it any more. Drops it where something in it is defined
+/// Empties a schema for the next test once no transaction is open in it. Drops it where something in it is defined
 /// otherwise than when it was made. The session's `search_path` is the schema.
 pub(crate) fn give_back(schema: &SchemaName) -> String {
     format!(

@@ -14,7 +14,7 @@ pub(crate) struct Scratch {
 async fn servers(arguments: &[&str]) -> String {
     let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap();
     let mut command = Command::new(crate_folder.parent().unwrap().join("servers"));
-    // What the script starts must not hold our pipe open, so only the answers of `url` and `disk` are read.
+    // A server that the script starts must not hold the pipe open, so only the answers of `url` and `disk` are read.
     let answers = matches!(arguments[0], "url" | "disk");
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
     if answers {

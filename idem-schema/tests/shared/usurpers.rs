@@ -1,11 +1,11 @@
-//! What another role may put into a schema of the search_path to take idem's statements over. Every crate with statements of
-//! its own includes this file in its tests.
+//! Objects that another role may put into a schema of the search_path to take idem's statements over. Every crate with
+//! statements of its own includes this file in its tests.
 
 use std::collections::BTreeSet;
 
 /// A script that fills the schema with functions and operators of the names that these statements use, each of which raises.
 pub(crate) fn usurpers<'s>(schema: &str, statements: impl IntoIterator<Item = &'s str>) -> String {
-    // Those by which new messages became duplicates, and expiries the past, are there whatever the statements say.
+    // The functions by which new messages became duplicates, and expiries the past, are always there.
     let known = ["array_agg", "cardinality", "unnest", "now", "date_trunc", "count", "format", "coalesce"];
     let mut functions: BTreeSet<&str> = known.into();
     for statement in statements {

@@ -21,7 +21,7 @@ BEGIN
     LOOP
         EXECUTE format('CREATE FUNCTION {usurper}.usurper(%s, %s) RETURNS point %s', pair.l, pair.r, body);
         FOREACH wanted IN ARRAY ARRAY[{operators}] LOOP
-            -- What is exact in pg_catalog cannot be taken over, because pg_catalog comes first.
+            -- An operator with an exact match in pg_catalog cannot be taken over, because pg_catalog comes first.
             CONTINUE WHEN EXISTS (SELECT FROM pg_operator WHERE oprname = wanted AND oprleft = pair.l AND oprright = pair.r
                 AND oprnamespace = 'pg_catalog'::regnamespace);
             EXECUTE format('CREATE OPERATOR {usurper}.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = {usurper}.usurper)',

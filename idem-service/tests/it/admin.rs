@@ -46,7 +46,7 @@ impl Admin {
         (code, serde_json::from_str(&body).unwrap())
     }
 
-    /// Asks until the answer is as wanted, because nothing tells when it will be.
+    /// Asks until the answer is as wanted, because no event says when it will be.
     pub(crate) async fn readiness(&self, wanted: impl Fn(&Value) -> bool) -> (u16, Value) {
         let asked = tokio::time::timeout(Duration::from_secs(60), async {
             loop {
@@ -119,7 +119,7 @@ async fn metrics_say_what_was_done() {
     place.remove();
 }
 
-/// J16: a pause says for how long already, wherever it is told.
+/// J16: a pause says for how long already, wherever it is shown.
 #[tokio::test]
 async fn j16_a_pause_tells_for_how_long_already() {
     let place = Place::new().await;
@@ -273,7 +273,8 @@ async fn s18_another_name_than_those_of_the_worker_is_answered_nothing() {
     place.remove();
 }
 
-/// S21: whoever opens connections and sends nothing, or half of a request, keeps none of them, and no probe waits for it.
+/// S21: a client that opens connections and sends nothing, or half of a request, keeps none of them, and no probe waits
+/// for it.
 #[tokio::test]
 async fn s21_connections_that_ask_nothing_are_bounded_in_number_and_time() {
     let place = Place::new().await;

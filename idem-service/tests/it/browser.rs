@@ -29,7 +29,7 @@ pub(crate) struct Browser {
     from: BufReader<Receiver>,
     session: Option<String>,
     calls: u64,
-    /// What the browser said without being asked.
+    /// The events that the browser sent by itself.
     events: Vec<Value>,
 }
 
@@ -39,7 +39,7 @@ impl Browser {
         let (to, from) = (folder.join("to-browser"), folder.join("from-browser"));
         let made = Command::new("mkfifo").args([&to, &from]).status().await;
         assert!(made.unwrap().success(), "no pipes in {}", folder.display());
-        // For both directions, so that opening waits for nobody.
+        // For both directions, so that opening does not wait for a peer.
         let mut open = OpenOptions::new();
         let (sender, receiver) = (open.read_write(true).open_sender(&to).unwrap(), open.open_receiver(&from).unwrap());
         let process = Command::new("sh")
@@ -89,13 +89,13 @@ impl Browser {
         self.call("Runtime.evaluate", asked).await["result"]["value"].clone()
     }
 
-    /// What can be seen of the page without scrolling, as a PNG.
+    /// The part of the page that is seen without scrolling, as a PNG.
     pub(crate) async fn screenshot(&mut self) -> Vec<u8> {
         let asked = json!({ "format": "png" });
         decoded(self.call("Page.captureScreenshot", asked).await["data"].as_str().expect("a picture"))
     }
 
-    /// What the browser complained about, such as a resource that the page's policy forbids.
+    /// The browser's complaints, such as a resource that the page's policy forbids.
     pub(crate) fn complaints(&self) -> Vec<&Value> {
         self.events.iter().filter(|event| event["method"] == "Log.entryAdded").collect()
     }

@@ -1,4 +1,4 @@
-//! S4: a value of a payload, a header or a row is in nothing that a worker tells: not in its log at TRACE, its summary, its
+//! S4: a value of a payload, a header or a row is in no output of a worker: not in its log at TRACE, its summary, its
 //! metrics, its page or its readiness. Nor are the texts of errors that quote it.
 
 use idem_core::Message;

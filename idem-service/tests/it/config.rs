@@ -33,7 +33,7 @@ async fn a_file_alone_starts_a_worker() {
 #[tokio::test]
 async fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let place = Place::new().await;
-    // It ends once it has logged what it was told.
+    // It ends once it has logged its settings.
     let settings =
         "database-url = \"sqlite://x\"\nsocket = \"/s\"\nstore = \"tokio-postgres\"\nconsumer = \"of-file\"\n";
     let log = async |worker: Worker| worker.run().await.with(2).log;

@@ -125,7 +125,7 @@ async fn a_halt_ends_it_with_5_only_where_it_would_end_when_idle() {
     let ended = Worker::at(&place, "--on-conflict halt --until-idle 200ms").run().await.with(5);
     assert!(ended.why().contains("halted"), "{}", ended.why());
     assert_eq!(ended.summary()["processed"], 1);
-    // It is halted still, and stays up until it is told to stop.
+    // It is halted still, and stays up until it is stopped.
     let mut running = Worker::at(&place, "--admin 0").start();
     crate::admin::Admin::of(&mut running).await.readiness(|json| json["pause"].is_string()).await;
     running.signal("TERM").await;

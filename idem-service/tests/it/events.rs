@@ -13,7 +13,7 @@ use crate::{
     process::{Running, Worker},
 };
 
-/// A place with a queue for what is told.
+/// A place with a queue for the published events.
 async fn place() -> (Place, Queue) {
     let place = Place::new().await;
     let told = place.broker.create("told", QueueOptions::default()).expect("a queue");

@@ -29,7 +29,7 @@ fn publish(place: &Place) {
     publish(REUSED.0, purchase(REUSED.0, "2", 2));
 }
 
-/// Runs a worker on these messages until it has had the last one, and looks at all that it told.
+/// Runs a worker on these messages until it has had the last one, and looks at all of its output.
 async fn keys_are_hidden(place: Place, worker: Worker) {
     let secret = place.folder.join("key-secret");
     std::fs::write(&secret, format!("{SECRET}\n")).unwrap();

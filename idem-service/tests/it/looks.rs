@@ -47,7 +47,7 @@ const LOOK: &str = r"(() => {
   };
 })()";
 
-/// What was seen of a page.
+/// The facts about a page in a browser.
 pub(crate) struct Seen(Value);
 
 impl Seen {
@@ -59,7 +59,7 @@ impl Seen {
         self.0["text"].as_str().expect("a text")
     }
 
-    /// What asks for a person, the first first.
+    /// The matters that need a person, in their order.
     pub(crate) fn matters(&self) -> Vec<&str> {
         self.0["matters"].as_array().expect("a list").iter().filter_map(|matter| matter[0].as_str()).collect()
     }
@@ -77,7 +77,7 @@ impl Seen {
         assert!(self.text().contains(text), "{text:?} is not shown:\n{}", self.text());
     }
 
-    /// What must be so of every page, however it is looked at.
+    /// Checks the conditions that every page must meet, under every look.
     fn is_fit(&self, look: Look) {
         let seen = &self.0;
         assert_eq!((&seen["scripts"], &seen["width"]), (&0.into(), &look.width.into()), "{look:?}");

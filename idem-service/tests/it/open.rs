@@ -19,7 +19,7 @@ use crate::{
     worker::{ARGUMENTS, Memory},
 };
 
-/// What the store holds, for a hook that reads it once the worker has ended.
+/// The store, for a hook that reads it once the worker has ended.
 static STORE: LazyLock<MemoryStore> = LazyLock::new(MemoryStore::new);
 
 struct InMemory;
@@ -117,7 +117,7 @@ async fn an_application_brings_store_settings_state_hooks_and_routes() {
     running.signal("TERM").await;
     let ended = running.ended().await.with(0);
     assert!(ended.log.contains("the application ends"), "{}", ended.log);
-    // What was in flight was finished; what was not begun comes in the next run, which has an empty store of its own.
+    // Messages in flight were finished; the others come in the next run, which has an empty store of its own.
     let mut running = worker(&place, "--admin 0 --greeting hello").start();
     let admin = Admin::of(&mut running).await;
     assert_eq!(admin.get("/greeting").await, (200, "hello".to_owned()));
@@ -144,7 +144,7 @@ async fn what_builders_can_do_an_application_can() {
         (&2.into(), &1.into(), &0.into())
     );
     assert!(ended.log.contains(r#"rows=["a", "b"]"#), "{}", ended.log);
-    // A conflict is told with its hashes and where it came from, and nothing of it as Rust would print it.
+    // A conflict is logged with its hashes and its origin, and without Rust's debug format.
     let lines = ended.log.lines().filter(|line| line.contains("conflict")).collect::<Vec<_>>();
     assert!(
         !lines.is_empty() && lines.iter().all(|line| !line.contains("Hash(") && !line.contains("Origin(")),

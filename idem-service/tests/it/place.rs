@@ -1,4 +1,4 @@
-//! What a worker needs around it: a broker on a socket, a database, a folder for both.
+//! The surroundings of a worker: a broker on a socket, a database, a folder for both.
 
 use std::{path::PathBuf, process};
 
@@ -31,7 +31,7 @@ impl Place {
         self.server = Some(self.broker.serve(self.socket()).await.unwrap());
     }
 
-    /// Nobody listens any more.
+    /// The broker no longer listens.
     pub(crate) fn stop_serving(&mut self) {
         self.server = None;
     }
@@ -67,7 +67,7 @@ impl Place {
         sqlx::query_scalar(text).fetch_all(&mut connection).await.unwrap()
     }
 
-    /// What an operator asks of the consumer.
+    /// Sets the consumer's control, as an operator does.
     pub(crate) async fn control(&self, state: &str, by: &str, reason: &str) {
         let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
         let text = "INSERT INTO idem_controls (consumer, state, \"by\", reason, at) SELECT id, ?1, ?2, ?3, 0 FROM \

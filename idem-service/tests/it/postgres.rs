@@ -138,8 +138,8 @@ async fn a_login_or_a_database_that_the_server_refuses_ends_it_at_once() {
     place.remove();
 }
 
-/// What `max_connections` and a disk are planned by: the line of the start says how many connections there will be, and
-/// there are never more; and to how many records the retention comes.
+/// The figures to plan `max_connections` and a disk by: the line of the start says how many connections there will be,
+/// and there are never more; and to how many records the retention comes.
 #[tokio::test]
 async fn the_start_says_how_many_connections_it_opens() {
     for store in ["sqlx", "tokio-postgres"] {

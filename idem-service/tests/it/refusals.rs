@@ -1,4 +1,4 @@
-//! What ends a worker with status 2: wrong settings, and what a server refuses. One clear line, at once.
+//! The mistakes that end a worker with status 2: wrong settings, and refusals of a server. One clear line, at once.
 
 use idem_core::Message;
 use idem_testkit::memory::QueueOptions;
@@ -125,7 +125,7 @@ async fn each_variable_is_read_and_its_flag_wins() {
         ("MEMORY_SOCKET", "--socket", "/one", "/other"),
         ("MEMORY_QUEUE", "--queue", "one", "other"),
     ] {
-        // It ends once it has logged what it was told.
+        // It ends once it has logged its settings.
         let worker = || {
             let worker = Worker::bare("--store tokio-postgres --database-url sqlite://x").variable(name, value);
             let worker = if name == "IDEM_CONSUMER" { worker } else { worker.variable("IDEM_CONSUMER", "c") };

@@ -1,4 +1,4 @@
-//! What is in no log, no error and no output: passwords and payloads.
+//! Passwords and payloads are in no log, no error and no output.
 
 use crate::{
     place::{Place, purchase},

@@ -1,4 +1,4 @@
-//! The worker that the tests start: this very test binary, told by a variable to be one. A worker is the whole of its
+//! The worker that the tests start: this very test binary, made one by a variable. A worker is the whole of its
 //! process, and a package has no other program that its tests can start.
 
 use std::{
@@ -28,10 +28,10 @@ pub(crate) const STUCK: &str = "stuck";
 /// The same, with the thread blocked.
 pub(crate) const BLOCKED: &str = "blocked";
 
-/// What is logged when the handler has such a purchase.
+/// The log line of the handler at such a purchase.
 pub(crate) const IN_HANDLER: &str = "the handler does not return";
 
-/// What is logged by the set-based handler.
+/// The log line of the set-based handler.
 pub(crate) const SET_BASED: &str = "a whole batch at once";
 
 /// Runs the worker in a process that [`crate::process`] has started, and never returns there.
@@ -200,7 +200,7 @@ impl<S: Store, H: Handler<S>> Handler<S> for Slow<H> {
             }
             BLOCKED => {
                 tracing::info!("{IN_HANDLER}");
-                // Nobody else comes to the barrier.
+                // The barrier's second thread never comes.
                 std::sync::Barrier::new(2).wait();
                 Ok(())
             }

@@ -79,7 +79,7 @@ async fn a_fifo_queue_keeps_the_order_and_drops_copies() {
     }
 }
 
-/// O8: many events are several requests of ten entries, and those that SQS cannot take are told from the others.
+/// O8: many events are several requests of ten entries, and only those that SQS cannot take fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn o8_events_that_sqs_cannot_take_are_told_from_the_others() {
     for server in [Server::elastic(), Server::fake().await] {

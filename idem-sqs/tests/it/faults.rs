@@ -1,4 +1,5 @@
-//! What SQS does by its documentation and emulators do not (F2, F3, F4, F5, F9), and what attaching refuses.
+//! Faults that SQS's documentation allows and emulators do not show (F2, F3, F4, F5, F9), and the refusals of
+//! attaching.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ async fn nothing(_message: &Message, _tx: &mut Tx<'_, MemoryStore>) -> Result<()
     Ok(())
 }
 
-/// What an engine with a store of its own makes of deliveries, which have keys in their bodies.
+/// An engine with a store of its own, for deliveries that have keys in their bodies.
 pub(crate) struct Engine(DedupConsumer<MemoryStore>);
 
 impl Engine {
@@ -44,7 +45,7 @@ pub(crate) fn order(number: u32) -> String {
     format!("{{\"idempotencykey\":\"order-{number}\"}}")
 }
 
-/// The late one of two workers is told that all is well, and nothing was deleted.
+/// The late one of two workers gets a success, and nothing was deleted.
 #[tokio::test(flavor = "multi_thread")]
 async fn f2_a_delete_that_succeeded_may_have_deleted_nothing() {
     let queue = Server::fake().await.queue("").await;
@@ -112,7 +113,7 @@ async fn f3_a_delete_that_fails_or_whose_answer_is_lost_is_sent_again() {
     assert_eq!(queue.counts().await, [0, 0, 0]);
 }
 
-/// In the end nobody knows, the message comes back, and the handler does not run again.
+/// In the end the outcome is unknown, the message comes back, and the handler does not run again.
 #[tokio::test(flavor = "multi_thread")]
 async fn f3_a_delete_that_never_succeeds_is_unknown_and_its_message_a_duplicate() {
     let queue = Server::fake().await.queue("").await;
@@ -216,7 +217,7 @@ async fn f9_over_limit_is_waited_out() {
     assert_eq!(member.try_acknowledge(held).await, [Settled::Settled]);
 }
 
-/// Whoever may send there need not have the right to ask.
+/// A login that may send to a queue need not have the right to read its attributes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_further_queue_that_does_not_exist_is_refused_on_both_servers() {
     for server in [Server::elastic(), Server::fake().await] {

@@ -72,7 +72,7 @@ async fn f6_a_receive_whose_answer_is_lost_is_repeated_as_the_same_attempt() {
     queue.until_counts([0, 0, 0]).await;
 }
 
-/// F17: the first message of a group in hand is lost, as when its extension is refused. What follows it was kept, and ran
+/// F17: the first message of a group in hand is lost, as when its extension is refused. The next message was kept, and ran
 /// before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn f17_a_message_that_is_lost_takes_its_followers_with_it() {

@@ -80,7 +80,8 @@ async fn what_is_not_confirmed_is_not_published() {
     assert!(SqsPublisher::new(queue.client(), "orders").is_err());
 }
 
-/// B-M4: the limit is the queue's own, with the attributes counted, and what it cannot take is told apart from an outage.
+/// B-M4: the limit is the queue's own, with the attributes counted, and an event that it cannot take is distinguished
+/// from an outage.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_a_dead_letter_has_the_room_that_the_queue_says() {
     let old = QueueOptions { message_bytes_max: 256 << 10, ..QueueOptions::default() };
@@ -193,7 +194,7 @@ async fn f13_a_dead_letter_that_is_moved_back_is_the_same_message_on_the_fake() 
     comes_back_the_same(Server::fake().await).await;
 }
 
-/// What the strict SQS refuses as SQS does, so that tests against it can show what would be refused.
+/// The refusals of the strict SQS are those of SQS, so that tests against it show what would be refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn f13_the_strict_sqs_refuses_batches_as_a_whole() {
     use idem_sqs::aws_sdk_sqs::{error::ProvideErrorMetadata, types::SendMessageBatchRequestEntry as Entry};

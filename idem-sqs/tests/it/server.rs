@@ -168,7 +168,7 @@ impl Drop for TestQueue {
         }
         let url = self.url.clone();
         // On a thread, because a runtime may not be blocked, and with a client of its own, because a connection of the
-        // test's needs the test's runtime. What a server that is away keeps is gone with it.
+        // test's needs the test's runtime. The queues of a server that is away are gone with it.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let deleted = async { Server::elastic().client().delete_queue().queue_url(url).send().await };
@@ -178,7 +178,7 @@ impl Drop for TestQueue {
     }
 }
 
-/// Waits until something is true that nobody tells about, by asking again.
+/// Waits until a condition without an event is true, by asking again.
 pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
     let asking = async {
         while !is_true().await {

@@ -15,7 +15,7 @@ use idem_testkit::conformance::source::{Features, SourceUnderTest, Unsupported};
 use crate::server::{Server, TestQueue};
 
 /// How long ElasticMQ keeps messages of a crashed source; the fake's clock is moved on. A quarter of it is how long a request
-/// may take, and half of it how long nothing may be heard of the source: a busy machine stands still for seconds.
+/// may take, and half of it how long the source may be silent: a busy machine stands still for seconds.
 const VISIBILITY: Duration = Duration::from_secs(16);
 
 struct Fixture {
@@ -143,7 +143,8 @@ impl SourceUnderTest for Fixture {
         Keyed(self.options(&url).build().unwrap())
     }
 
-    /// Nobody tells SQS. What the source had comes back when its visibility has passed, which on ElasticMQ takes its time.
+    /// SQS does not notice. The source's messages come back when their visibility has passed, which on ElasticMQ takes its
+    /// time.
     async fn crash(&self, source: Keyed) {
         drop(source);
         if self.is_fake() {
@@ -170,7 +171,7 @@ impl SourceUnderTest for Fixture {
     async fn answer_again(&self) -> Result<(), Unsupported> {
         let Server::Fake(fake, _) = &self.queue.server else { return Err(Unsupported) };
         fake.hang(false);
-        // What a source had that gave up comes back when its visibility has passed.
+        // The messages of a source that gave up come back when their visibility has passed.
         fake.advance(VISIBILITY);
         Ok(())
     }

@@ -65,7 +65,7 @@ async fn f7_what_is_not_extended_any_more_is_given_up_and_comes_again() {
     queue.send(["a"]).await;
     let member = join(&queue.options().visibility(VISIBILITY)).await;
     let held = member.take_without_outage(1).await;
-    // Nobody receives it meanwhile, so that it is the extension that finds out.
+    // It is not received meanwhile, so that the extension finds out.
     queue.server.as_fake().hang_receives(true);
     let extensions = || queue.server.as_fake().requests("ChangeMessageVisibilityBatch");
     let before = extensions();
@@ -96,7 +96,7 @@ async fn f7_what_cannot_be_extended_is_given_up_when_its_visibility_passes() {
     assert_eq!(member.try_acknowledge(held).await, [Settled::Stale]);
 }
 
-/// What a stop gives back is there for the next worker at once, every time, and far from the queue's limit.
+/// Messages that a stop gives back are there for the next worker at once, every time, and far from the queue's limit.
 async fn restarts(server: Server) {
     let options = QueueOptions { redrive: Some((50, "dead".to_owned())), ..QueueOptions::default() };
     let queue = server.queue_with("", options).await;

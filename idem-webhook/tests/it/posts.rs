@@ -1,4 +1,4 @@
-//! What is sent, what the answers mean, and whom nobody calls.
+//! The requests that are sent, the meaning of the answers, and the addresses that are never called.
 
 use std::{
     sync::{Arc, Mutex},
@@ -33,7 +33,7 @@ fn event(attempts: u32) -> OutgoingEvent {
     event
 }
 
-/// Endpoints that are all one, and whoever was told that it is gone.
+/// Endpoints that are all one, and the endpoints that were reported gone.
 struct One {
     url: String,
     gone: Arc<Mutex<Vec<String>>>,
@@ -103,8 +103,8 @@ async fn o19_the_reference_verifier_accepts_each_secret() {
     }
 }
 
-/// O20: whatever is no confirmation is tried again, when the endpoint wants it or after longer and longer pauses, ten times
-/// over three days; then a person decides.
+/// O20: every answer but a confirmation is followed by another try, when the endpoint wants it or after longer and longer
+/// pauses, ten times over three days; then a person decides.
 #[tokio::test]
 async fn o20_an_endpoint_that_fails_is_tried_for_three_days() {
     let in_a_minute = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000));
@@ -132,7 +132,7 @@ async fn o20_an_endpoint_that_fails_is_tried_for_three_days() {
     assert!(problem.contains("ten tries have failed"), "{problem}");
 }
 
-/// O21: an endpoint that is gone is told of, once a try, and its event waits for a person.
+/// O21: an endpoint that is gone is reported, once a try, and its event waits for a person.
 #[tokio::test]
 async fn o21_an_endpoint_that_is_gone_is_told_of() {
     let receiver = Receiver::new([Answer::Status(410)]).await;
@@ -166,7 +166,8 @@ async fn s39_nothing_behind_this_machine_is_called() {
     assert!(receiver.posts().is_empty());
 }
 
-/// O16: four events at most are with one host, and the others come back at once, uncharged, so that they hold nobody up.
+/// O16: four events at most are with one host, and the others come back at once, uncharged, so that they hold up no other
+/// host.
 #[tokio::test(flavor = "multi_thread")]
 async fn o16_a_host_that_hangs_holds_four_events_and_no_more() {
     let receiver = Receiver::new((0..4).map(|_| Answer::Never)).await;
@@ -184,6 +185,6 @@ async fn o16_a_host_that_hangs_holds_four_events_and_no_more() {
     for hung in hanging {
         assert!(hung.await.unwrap().1, "an answer that never came is a try");
     }
-    // What hung has given its places back.
+    // The requests that hung have given their places back.
     post(&publisher, &event(0)).await.unwrap();
 }

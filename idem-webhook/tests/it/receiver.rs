@@ -1,4 +1,4 @@
-//! An endpoint: it answers as it is told, and keeps what it was sent.
+//! An endpoint: it answers by a script, and keeps the requests.
 
 use std::{
     collections::VecDeque,

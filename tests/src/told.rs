@@ -11,9 +11,9 @@ use crate::plan::Relaying;
 /// An event as the file has it, and as the outbox has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// What its receivers know it by.
+    /// The id by which its receivers know it.
     pub id: String,
-    /// What keeps it in order.
+    /// Its ordering key.
     pub ordering_key: String,
     /// Its payload.
     pub payload: String,

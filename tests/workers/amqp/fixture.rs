@@ -26,7 +26,7 @@ impl Deref for Fixture {
     }
 }
 
-/// What makes a queue a quorum queue.
+/// The argument that makes a queue a quorum queue.
 pub(crate) fn quorum() -> (&'static str, AMQPValue) {
     ("x-queue-type", AMQPValue::LongString("quorum".into()))
 }

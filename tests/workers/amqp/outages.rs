@@ -13,7 +13,7 @@ use super::{
     shared_chain::pending,
 };
 
-/// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is
+/// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; no message is
 /// charged an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
@@ -118,7 +118,7 @@ async fn g16_a_crash_loop_loses_no_message_at_a_delivery_limit() {
     fixture.remove().await;
 }
 
-/// J2: workers that are killed with their hands full. What they had comes to the others, and nothing happens twice.
+/// J2: workers that are killed with their hands full. Their messages come to the others, and nothing happens twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn j2_workers_that_are_killed_lose_nothing() {
     let (purchases, kills) = (count(50_000, 6_000), count(20, 4));

@@ -47,7 +47,7 @@ impl Queue {
         let queue =
             Self { name: name.to_owned(), url: url.to_owned(), management_url: management.to_owned(), producer };
         let mut table = FieldTable::default();
-        // Goes by itself once nobody uses it.
+        // It expires by itself once it is unused.
         table.insert("x-expires".into(), AMQPValue::LongInt(600_000));
         for (name, value) in arguments {
             table.insert((*name).into(), value.clone());
@@ -142,7 +142,7 @@ impl Queue {
         assert_eq!(answer, r#"{"routed":true}"#);
     }
 
-    /// What the management API says of it; it lags by a moment.
+    /// The management API's description of it, which lags by a moment.
     pub(crate) async fn described(&self) -> Value {
         let url = format!("{}/api/queues/%2f/{}", self.management_url, self.name);
         let answer = Self::get(&url).await.expect("the API answers");

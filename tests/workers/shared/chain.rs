@@ -33,7 +33,7 @@ pub(crate) trait Link {
     async fn ids(&self) -> Vec<String>;
 }
 
-/// What waits in the outbox: customer and id of each event, in the order of their numbers.
+/// The outbox: customer and id of each waiting event, in the order of their numbers.
 pub(crate) async fn waiting(database: &Database) -> Vec<(String, String)> {
     let text = "SELECT convert_from(ordering_key, 'UTF8'), event_key FROM idem.outbox ORDER BY number";
     query_as(text).fetch_all(database.pool()).await.expect("the outbox")
@@ -79,7 +79,7 @@ pub(crate) async fn o2_o3_both_ledgers_are_exact(link: &impl Link) {
     }
 }
 
-/// What notes the id of each event that is committed, and has relays wait with removing any while [`Holding`] lives.
+/// A trigger that notes the id of each committed event, and has relays wait with removing any while [`Holding`] lives.
 const WATCHED: &str = "
     CREATE TABLE told (event_key text NOT NULL);
     CREATE FUNCTION note_told() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN

@@ -39,7 +39,7 @@ async fn f1_f2_j3_a_zombie_changes_nothing(server: Server) {
     fixture.until_purchases(1).await;
     zombie.signal("STOP").await;
     let other = fixture.start(&settings);
-    // What the zombie had is missing until its visibility has passed; what it held open, until the database gives it up.
+    // The zombie's messages are missing until their visibility has passed; its open keys, until the database gives them up.
     fixture.until_purchases(purchases - 200).await;
     zombie.signal("CONT").await;
     fixture.until_purchases(purchases).await;

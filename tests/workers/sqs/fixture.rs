@@ -64,7 +64,7 @@ impl Fixture {
             ("AWS_REGION", "eu-central-1"),
             ("AWS_ACCESS_KEY_ID", "test"),
             ("AWS_SECRET_ACCESS_KEY", "test"),
-            // Whatever machine this is, the SDK must not ask it who it is.
+            // The SDK must not ask the machine for its identity.
             ("AWS_EC2_METADATA_DISABLED", "true"),
         ];
         let variables = [&sdk, variables].concat();
@@ -81,7 +81,7 @@ impl Fixture {
         self.queue.send(numbers.into_iter().map(Purchase::number)).await;
     }
 
-    /// Drops the database, whoever is still connected, and the queue; those of a test that fails stay.
+    /// Drops the database, even with open connections, and the queue; those of a test that fails stay.
     pub(crate) async fn remove(self) {
         self.database.remove().await;
         self.queue.delete().await;

@@ -1,4 +1,4 @@
-//! The consumers of `docs/guide/handlers-and-effects.md`. What the page shows of them is in this file, and runs.
+//! The consumers of `docs/guide/handlers-and-effects.md`. The page's code is in this file, and runs.
 
 use idem_core::{
     Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Origin, Tx,

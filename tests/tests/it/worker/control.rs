@@ -1,4 +1,4 @@
-//! What operators set, running workers obey.
+//! Running workers obey the controls that operators set.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ async fn paused(fixture: &Fixture, running: &Running) {
 
 /// B23: a receive that was waiting when the consumer was paused takes nothing in.
 ///
-/// On one thread, so that whoever is woken by a message has had its turn when this task has it again.
+/// On one thread, so that a task that a message wakes has had its turn when this task has it again.
 #[tokio::test]
 async fn b23_a_receive_that_is_under_way_takes_nothing_in_once_the_consumer_is_paused() {
     let fixture = Fixture::new();
@@ -140,7 +140,7 @@ async fn g15_what_is_held_goes_back_in_a_long_pause() {
     assert_eq!(fixture.counted(), [("held".to_owned(), 1), ("running".to_owned(), 1)].into());
 }
 
-/// G15: so does an outage of the database, which charges nobody for it: with one attempt each, nothing is set aside.
+/// G15: so does an outage of the database, which charges no attempts: with one attempt each, nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What is set aside: bad input, conflicts, the breaker, publishing, replays.
+//! Dead letters: bad input, conflicts, the breaker, publishing, replays.
 
 use std::{
     sync::{
@@ -148,7 +148,7 @@ async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
     running.stop().await.unwrap();
 }
 
-/// J57: a topic or queue that confirms nothing, for whatever reason, does not stop a key for ever: the row has the message,
+/// J57: a topic or queue that confirms nothing, for any reason, does not stop a key for ever: the row has the message,
 /// and after the time that a message waits uncharged the row alone is the dead letter.
 #[tokio::test]
 async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
@@ -256,7 +256,7 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
 async fn a32_a_confirmed_dead_letter_is_not_published_again() {
     let fixture = Fixture::new();
     let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
-    // Nobody learns that the original was settled, so it is delivered again.
+    // The broker does not learn that the original was settled, so it is delivered again.
     fixture.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
     let origin = fixture.publish("1", "permanent");
     // However often it is delivered, it is set aside for the same reason.

@@ -1,4 +1,4 @@
-//! The order within a key, whatever fails.
+//! The order within a key, under any failure.
 
 use idem_testkit::memory::{Order, QueueOptions};
 

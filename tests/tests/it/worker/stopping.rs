@@ -79,7 +79,7 @@ impl Drop for Told {
     }
 }
 
-/// Handles a message whose first run hangs, and tells of its begin and of its end.
+/// Handles a message whose first run hangs, and signals its begin and its end.
 fn hangs_once(runs: &Arc<AtomicUsize>, begun: &Arc<Semaphore>, ended: &Arc<Semaphore>) -> impl Handler<MemoryStore> {
     let (runs, begun, ended) = (Arc::clone(runs), Arc::clone(begun), Arc::clone(ended));
     handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {

@@ -1,4 +1,4 @@
-//! What waits is visible, and one message's failure is no other's wait.
+//! Waiting messages are visible, and one message's failure makes no other wait.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! A source that has its whole backlog in hand, so that what is measured is the engine and the database.
+//! A source that has its whole backlog in hand, so that the engine and the database alone are measured.
 
 use std::{
     error::Error,

@@ -1,4 +1,4 @@
-//! One message a call: what an endpoint or a receive loop of one's own does, at 1, 16 and 64 callers.
+//! One message a call: the load of an endpoint or of a user's own receive loop, at 1, 16 and 64 callers.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
-//! The relay alone, from PostgreSQL to Kafka: how fast it is beside the loop that people write by hand, how long an event
-//! takes at half load, how soon another relay goes on, what a backlog of one destination does to another, and what the
-//! table comes to while an old snapshot is open.
+//! The relay alone, from PostgreSQL to Kafka: its rate beside a loop written by hand, the time of an event at half load,
+//! the time until another relay goes on, the effect of one destination's backlog on another, and the size of the table
+//! while an old snapshot is open.
 
 mod backlog;
 mod by_hand;

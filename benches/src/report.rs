@@ -1,4 +1,4 @@
-//! Rounds of each line of a table, interleaved, and what they come to.
+//! Rounds of each line of a table, interleaved, and their results.
 
 use std::{error::Error, time::Duration};
 

@@ -249,7 +249,7 @@ fn others() -> impl IntoIterator<Item = Target> {
     ]
 }
 
-/// Prints what this run measured of it, and, where that is asked for, what it did not; answers what was measured.
+/// Prints the targets that this run measured and, on request, the others; answers the measured ones.
 pub(crate) fn print(tables: &[Table], with_unmeasured: bool) -> Vec<Value> {
     let (mut rows, mut is_headed) = (Vec::new(), false);
     for target in targets() {

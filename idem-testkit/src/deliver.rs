@@ -23,8 +23,8 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.
 ///
-/// A handler that has ended well without taking the connection of its transaction is named on standard error, because what it
-/// writes elsewhere is not covered; [`DedupConsumer::uses_transaction`] answers that in a test.
+/// A handler that has ended well without taking the connection of its transaction is named on standard error, because its
+/// writes elsewhere are not covered; [`DedupConsumer::uses_transaction`] answers that in a test.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// The seed of this process: the environment variable `IDEM_SEED`, else one that is drawn once. It is printed at each call,
-/// and a run with it makes the same choices; what the scheduler does is not among them.
+/// and a run with it makes the same choices; the scheduler's are not among them.
 ///
 /// # Panics
 /// `IDEM_SEED` is no whole number.

@@ -156,8 +156,8 @@ impl<S: Source> SourceDriver<S> {
         taken
     }
 
-    /// As [`take`](Self::take) where assignments may end meanwhile, because a group is sharing out or connections break: what belongs to one
-    /// that ends comes again.
+    /// As [`take`](Self::take) where assignments may end meanwhile, because a group is sharing out or connections break:
+    /// messages of one that ends come again.
     pub async fn take_over_revocations(&self, count: usize) -> Deliveries<S> {
         let mut taken: Deliveries<S> = Vec::new();
         while taken.len() < count {
@@ -222,7 +222,7 @@ impl<S: Source> SourceDriver<S> {
         within(what, reported).await
     }
 
-    /// Settles, and answers what became of each.
+    /// Settles, and answers the outcome of each.
     pub async fn settle(&self, settlements: Vec<(S::Handle, Settle)>) -> Vec<Settled> {
         let count = settlements.len();
         let answers = within("settling", self.source.settle(settlements)).await;
@@ -230,7 +230,7 @@ impl<S: Source> SourceDriver<S> {
         answers
     }
 
-    /// Acknowledges, and answers what became of each.
+    /// Acknowledges, and answers the outcome of each.
     pub async fn try_acknowledge(&self, deliveries: Deliveries<S>) -> Vec<Settled> {
         let proofs = durables(deliveries.len()).await;
         let settlement = |(delivery, proof): (Delivery<_>, _)| (delivery.handle, Settle::Acknowledge(proof));
@@ -243,7 +243,7 @@ impl<S: Source> SourceDriver<S> {
         assert!(answers.iter().all(|answer| *answer == Settled::Settled), "acknowledging answered {answers:?}");
     }
 
-    /// Gives back, and answers what became of each.
+    /// Gives back, and answers the outcome of each.
     pub async fn try_release(&self, deliveries: Deliveries<S>, after: Duration) -> Vec<Settled> {
         let settlement = |delivery: Delivery<_>| (delivery.handle, Settle::Release { after });
         self.settle(deliveries.into_iter().map(settlement).collect()).await

@@ -127,7 +127,7 @@ impl PostgresUnit<'_> {
         Err(StoreError::Unsealed { problem, source: None })
     }
 
-    /// The rows, or whose fault it is that there are none.
+    /// The rows, or an error that says whether the handler or the database caused it.
     async fn append_rows(&self, text: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>, StoreError> {
         // The claim has read the answer to BEGIN.
         match self.rows(None, text, parameters).await? {

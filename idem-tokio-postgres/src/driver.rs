@@ -19,8 +19,8 @@ use crate::{
     tls,
 };
 
-/// tokio-postgres as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and what
-/// has been learnt of the server.
+/// tokio-postgres as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and the
+/// facts that were learnt about the server.
 pub struct Driver {
     pub(crate) options: PostgresOptions,
     pub(crate) statements: PostgresStatements,
@@ -280,8 +280,8 @@ async fn run(
 ) -> Result<Vec<tokio_postgres::Row>, Error> {
     // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
     let Some(begin) = begin else { return client.query_typed(text, parameters).await };
-    // All is on its way before anybody waits. Where the statement fails, the server takes the COMMIT for a ROLLBACK; it refuses the
-    // BEGIN only where it takes no writes.
+    // All is on its way before any answer is waited for. Where the statement fails, the server takes the COMMIT for a ROLLBACK;
+    // it refuses the BEGIN only where it takes no writes.
     let (began, rows, ended) =
         join!(client.batch_execute(begin), client.query_typed(text, parameters), client.batch_execute("COMMIT"));
     began?;

@@ -43,8 +43,8 @@ fn class_in_handler(error: &Error) -> ErrorClass {
 }
 
 fn report_class_in_handler(error: &DbError) -> ErrorClass {
-    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and what runs after it
-    // is read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
+    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and later statements are
+    // read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
     if *error.code() == SqlState::READ_ONLY_SQL_TRANSACTION { ErrorClass::Transient } else { class_of_report(error) }
 }
 

@@ -1,4 +1,4 @@
-//! One connection to the server: its client, the task that drives it, and what is prepared on it.
+//! One connection to the server: its client, the task that drives it, and its prepared statements.
 
 use std::{future::poll_fn, time::Duration};
 

@@ -92,8 +92,9 @@ impl<'l> PostgresUnit<'l> {
                 None => Ok(()),
             }
         };
-        // Polled in this order, so the statement is on its way before anybody waits. Should BEGIN have failed alone, the
-        // statement ran in a transaction of its own, whose commit the server has refused like any that is not sealed.
+        // Polled in this order, so the statement is on its way before any answer is waited for. Should BEGIN have failed
+        // alone, the statement ran in a transaction of its own, whose commit the server has refused like any that is not
+        // sealed.
         let (rows, began) = join!(statement, begin);
         began.map_err(error::beginning)?;
         Ok(rows)

@@ -27,8 +27,8 @@ pub fn frames(input: &[u8]) {
     }
 }
 
-/// G19: headers of any type and name become those of a message in one way: what is text or bytes has that value, nothing is
-/// dropped but what is the broker's own, and two deliveries that differ in their payload differ in their origin. The input is
+/// G19: headers of any type and name become those of a message in one way: a text or bytes keep their value, nothing is
+/// dropped but the broker's own headers, and two deliveries that differ in their payload differ in their origin. The input is
 /// lines of `name=value`, whose value's first byte says its type.
 pub fn amqp(input: &[u8]) {
     let headers: Vec<(String, Value)> = lines(input)

@@ -20,9 +20,9 @@ pub fn http_key(value: &[u8]) {
     assert_eq!(notation, value, "nothing is passed over");
 }
 
-/// W4, W27: two requests have one fingerprint only if path, query, media type, subject and body are the same, and what is said to differ
-/// does. Parameters and letter case of the media type do not count, and for canonical JSON no blanks do. The input is the five parts, a line
-/// each, and the body behind them.
+/// W4, W27: two requests have one fingerprint only if path, query, media type, subject and body are the same, and the reported
+/// difference is true. Parameters and letter case of the media type do not count, and for canonical JSON no blanks do. The
+/// input is the five parts, a line each, and the body behind them.
 pub fn http_fingerprint(input: &[u8]) {
     let mut parts = input.splitn(5, |byte| *byte == b'\n');
     let [path, query, content_type, subject, body] = [0; 5].map(|_| parts.next().unwrap_or_default());

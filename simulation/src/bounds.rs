@@ -38,7 +38,7 @@ fn telling(scenario: &Scenario) -> Duration {
     let event = Duration::from_millis(4 * latency) + telling.poll_busy * 2;
     let call = scenario.deadline + scenario.busy_timeout + scenario.answer_timeout * 4;
     let calls = call * 4 * u32::try_from(telling.calls.len()).unwrap_or(u32::MAX);
-    // The longest wait of an event or a relay, and what was under way when faults ended.
+    // The longest wait of an event or a relay, and the work under way when faults ended.
     event * u32::try_from(events).unwrap_or(u32::MAX) + calls + telling.publish_deadline * 4 + Duration::from_secs(60)
 }
 

@@ -28,10 +28,10 @@ const CLAIM_WAITS: Duration = Duration::from_secs(20);
 
 /// The disasters of the store so far.
 ///
-/// After it went back, promise T cannot hold for what it lost: the message is acknowledged, and its effect is gone. So of these
-/// contents it is asked that record and effect are gone together and that nothing happens twice, and not that they are
-/// complete, in order, or that their dead letters are earned. Of all others everything is asked. Once everything was published
-/// again, completeness is asked of all.
+/// After it went back, promise T cannot hold for what it lost: the message is acknowledged, and its effect is gone. So for
+/// these contents record and effect must be gone together and nothing may happen twice, but they need not be complete or in
+/// order, nor their dead letters earned. For all others every promise is checked. Once everything was published again,
+/// completeness is checked for all.
 #[derive(Debug, Default)]
 pub(crate) struct Disasters {
     /// Contents whose effects, dead letters or audit lines the store has lost.

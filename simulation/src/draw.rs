@@ -1,4 +1,4 @@
-//! Draws a life: few features at a time, because what goes wrong needs two or three of them, and the others hide it.
+//! Draws a life: few features at a time, because a defect needs two or three of them, and the others hide it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The user's code of a life: what its handler does with each payload, the first few times and then.
+//! The user's code of a life: its handler's behaviour for each payload, the first few times and then.
 
 use std::{sync::Arc, time::Duration};
 

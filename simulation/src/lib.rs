@@ -13,8 +13,8 @@
 //! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
 //! | `telling` | the outputs: events and the answers of calls, as plain data |
 //! | `receivers`, `calls` | where events go, and who asks for something to be done once |
-//! | `journal` | what happened, its hash, and what broke a promise |
-//! | `bounds`, `oracle` | how long things may take, and what must be true at the end |
+//! | `journal` | the events of a life, their hash, and the breaches of promises |
+//! | `bounds`, `oracle` | how long things may take, and the conditions that must hold at the end |
 //! | `shrink` | a smaller life that breaks the same promise |
 //! | `teeth` | planted bugs, each of which must be found |
 

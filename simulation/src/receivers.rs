@@ -1,5 +1,5 @@
-//! Where events go: receivers that are slow, refuse, lose answers and hang, each event checked as it arrives; and what must have
-//! arrived in the end.
+//! Where events go: receivers that are slow, refuse, lose answers and hang, each event checked as it arrives; and the events
+//! that must have arrived in the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -232,7 +232,7 @@ impl Client {
 }
 
 impl World {
-    /// The event of this number, and what it is of; `None` for that of an operation.
+    /// The event of this number, and its content; `None` for that of an operation.
     fn told(&self, of: Of) -> Option<(&Told, &crate::scenario::Content)> {
         let Of::Content(content, number) = of else { return None };
         let about = self.scenario.contents.get(content)?;

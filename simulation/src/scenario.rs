@@ -1,4 +1,4 @@
-//! A life as it is drawn from a seed: settings, messages, and what happens to processes, store and broker. Plain data, so that
+//! A life as it is drawn from a seed: settings, messages, and the faults of processes, store and broker. Plain data, so that
 //! a life can be run again with parts of it left out.
 
 use std::time::Duration;

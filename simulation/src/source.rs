@@ -1,4 +1,4 @@
-//! A process's connection to the broker: what is settled is checked at that moment, because a later commit hides an early
+//! A process's connection to the broker: each settlement is checked at that moment, because a later commit hides an early
 //! acknowledgement; and settling takes time, in which anything may happen.
 
 use std::{

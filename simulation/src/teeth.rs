@@ -21,7 +21,7 @@ enum Place {
     Store(Defect),
 }
 
-/// A bug, and what it stands for.
+/// A bug, and the failure mode that it stands for.
 struct Planted {
     place: Place,
     /// The theme in which it is looked for.

@@ -54,7 +54,7 @@ pub struct Relaying {
 /// The operations that a process asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asking {
-    /// How many operations there are, all of them everybody's.
+    /// How many operations there are, which all processes share.
     pub keys: u64,
     /// How often each is asked for.
     pub times: u64,

@@ -224,7 +224,7 @@ async fn vacuum_only(connection: &mut PgConnection, schema: &str) -> Result<(), 
     Ok(())
 }
 
-/// Waits until autovacuum is at work on the table that is cleaned. It looks once a minute; what it finds little to do in is
+/// Waits until autovacuum is at work on the table that is cleaned. It looks once a minute; a table with little to do is
 /// measured without it.
 async fn until_vacuum(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let is_at_work = format!(

@@ -1,4 +1,4 @@
-//! wrk, and what it counted.
+//! wrk, and its counts.
 
 use std::{process::Stdio, time::Duration};
 

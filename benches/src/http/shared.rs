@@ -28,7 +28,7 @@ pub(super) struct Compared {
     shares: [Line; 4],
 }
 
-/// The table of this driver in which what is shared is a share of what is not.
+/// The table of this driver, in which the rates of shared units are a ratio to those of units of one call.
 pub(crate) fn table(driver: &str) -> String {
     format!("http-{driver}-shared")
 }

@@ -1,5 +1,5 @@
-//! Six turnovers of the outbox, with and without an old snapshot open: what the table comes to, and what the relay's looks
-//! take then, which meet what the snapshot keeps.
+//! Six turnovers of the outbox, with and without an old snapshot open: the size of the table, and the time of the relay's
+//! looks, which meet the rows that the snapshot keeps.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ const SETTLED: usize = 2;
 pub(crate) const ALONE: &str = "the last turnover over the third, no snapshot";
 pub(crate) const SNAPSHOT: &str = "the last turnover over the third, a snapshot open since before it";
 
-/// One turnover: what the table and its indexes take, how many of its rows are dead, how fast it went, and how long a look at
-/// what is next took on average.
+/// One turnover: the sizes of the table and its indexes, its dead rows, its rate, and the average time of a look at the next
+/// events.
 struct Turnover {
     megabytes: f64,
     dead: f64,

@@ -1,4 +1,4 @@
-//! The broker that the tests use: queues of their own on it, and what is asked of it beside the source.
+//! The broker that the tests use: queues of their own on it, and the requests to it beside the source.
 
 use std::{
     collections::HashSet,

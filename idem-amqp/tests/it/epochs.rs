@@ -1,4 +1,4 @@
-//! Channels that end, and what becomes of their deliveries (G1, G2, G3, G12).
+//! Channels that end, and their deliveries (G1, G2, G3, G12).
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ fn key_of(message: &Message) -> String {
     default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
 }
 
-/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: the message that is read back is the event, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn o26_an_event_is_read_back_by_its_key() {
     let queue = Queue::new(Kind::Quorum).await;
@@ -120,7 +120,7 @@ async fn an_unknown_queue_is_refused() {
     }
 }
 
-/// G8: what the queue refuses is an outage: it is full for all of them.
+/// G8: a refusal of the queue is an outage: it is full for all events.
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_an_event_that_a_full_queue_refuses_is_not_confirmed() {
     let full = [

@@ -1,4 +1,4 @@
-//! Large messages: what is in this process is bounded by bytes, and a subscription that does not end is left (J56).
+//! Large messages: the messages in this process are bounded by bytes, and a subscription that does not end is left (J56).
 
 use std::time::Duration;
 

@@ -155,8 +155,8 @@ async fn g15_an_outage_beyond_the_consumer_timeout_loses_nothing_at_a_delivery_l
     a_closed_intake_loses_nothing(Closed::Outage).await;
 }
 
-/// G16: what is in hand when a process dies counts against each message of it. So where a limit is not known to be
-/// harmless, one is, until some have gone well.
+/// G16: the death of a process counts against each message in its hands. So where a limit is not known to be harmless, one
+/// message is in hand at a time, until some have gone well.
 #[tokio::test(flavor = "multi_thread")]
 async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     let queue = Queue::new(Kind::Quorum).await;
@@ -282,7 +282,8 @@ async fn g18_a_stream_is_refused_at_the_first_delivery() {
     }
 }
 
-/// G52: what a stream writes at each of its messages a producer can write at any: one message would stop every consumer.
+/// G52: a producer can set on any message the header that a stream sets on each: one such message would stop every
+/// consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
     for kind in [Kind::Classic, Kind::Quorum] {
@@ -298,7 +299,7 @@ async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
         publish(&queue, 3..6).await;
         let held = member.take(6).await;
         assert_eq!(payloads(&held), numbers(0..6), "from a {kind:?} queue");
-        // Asked about again on another channel, and what was taken for it came back.
+        // Asked about again on another channel, and the messages taken for the question came back.
         queue.proxy.cut().await;
         assert_eq!(sorted(&member.take_over_revocations(6).await), numbers(0..6), "once more, from a {kind:?} queue");
     }

@@ -144,8 +144,8 @@ fn without_idems(message: &Message) -> Vec<(&str, Option<&[u8]>)> {
     message.headers().iter().filter(|(name, _)| !name.starts_with("idem-") && *name != "idempotencykey").collect()
 }
 
-/// G19: a dead letter that is published is the message: what the producer gave it, with its types. Moved back, it is the
-/// same message.
+/// G19: a published dead letter is the message: its producer's content and headers, with their types. Moved back, it is
+/// the same message.
 #[tokio::test(flavor = "multi_thread")]
 async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
     let (queue, dead) = (Queue::new(Kind::Quorum).await, Queue::new(Kind::Classic).await);

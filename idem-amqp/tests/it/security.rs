@@ -48,7 +48,7 @@ async fn g32_a_client_without_the_certificate_that_the_broker_wants_is_refused_a
     let options = options(&queue, &server.authority("ca"));
     let stranger = options.clone().client_certificate(server.authority("stranger"), server.authority("stranger-key"));
     for refused in [options.clone(), stranger] {
-        // The broker ends the connection behind its refusal, and the system may drop what was not read yet.
+        // The broker ends the connection behind its refusal, and the system may drop unread bytes.
         let mut error = refusal(&refused).await;
         for _ in 0..20 {
             if let SourceError::Refused { .. } = error {

@@ -142,7 +142,7 @@ async fn s30_who_reads_a_key_stands_in_the_trail() {
     fixture.drop().await;
 }
 
-/// S31: what cannot be noted is not shown, and the refusal names the cure.
+/// S31: a look that cannot be noted shows nothing, and the refusal names the cure.
 #[tokio::test]
 async fn s31_what_cannot_be_noted_is_not_shown() {
     let fixture = crate::dead_letters::fixture().await;

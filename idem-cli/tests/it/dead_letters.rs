@@ -65,7 +65,7 @@ async fn a_listing_shows_no_payload_and_reading_one_is_written_down() {
     fixture.drop().await;
 }
 
-/// C7: what was set aside left no record, so its replay runs, once, in a running worker.
+/// C7: a dead letter left no record, so its replay runs, once, in a running worker.
 #[tokio::test]
 async fn c7_a_replay_runs_in_a_running_worker() {
     let fixture = fixture().await;
@@ -280,7 +280,7 @@ async fn letter(fixture: &Fixture, origin: &str, payload: &str, reason: Reason) 
     fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
 }
 
-/// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the
+/// A39: a message that can be kept nowhere waits in plain sight, and is given up only with a reason; the
 /// trail keeps how much it was and its hash.
 #[tokio::test]
 async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {

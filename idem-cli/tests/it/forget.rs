@@ -61,7 +61,7 @@ async fn forget_says_what_is_missing() {
     fixture.drop().await;
 }
 
-/// The good deploy after the bad one: what a run, a version or a time processed.
+/// The good deploy after the bad one: forgets the messages that a run, a version or a time processed.
 #[tokio::test]
 async fn forget_in_bulk_takes_exactly_what_was_chosen() {
     let fixture = Fixture::new().await;

@@ -37,7 +37,7 @@ async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     assert_eq!(fixture.texts("SELECT count(*) FROM processed_messages").await, ["0"]);
     let answer = fixture.idem(&arguments(&fixture, "--yes")).ok();
     assert!(answer.contains("100000 imported, 0 were there already, 1 have no valid key"), "{answer}");
-    // As if it had been broken off: what is there stays.
+    // As if it had been broken off: the rows that are there stay.
     fixture.run("DELETE FROM processed_messages WHERE idempotency_key LIKE 'order-9%'").await;
     let answer = fixture.idem(&arguments(&fixture, "--yes")).ok();
     assert!(answer.contains("11111 imported, 88889 were there already"), "{answer}");

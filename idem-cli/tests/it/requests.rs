@@ -134,7 +134,7 @@ async fn a_request_is_shown<S: Store>(store: Arc<S>, idem: impl Fn(&[&str]) -> A
     );
 }
 
-/// W70: what is said wrongly is refused, and not looked for in vain.
+/// W70: wrong arguments are refused, instead of a search without a result.
 fn wrong_words_are_refused(idem: impl Fn(&[&str]) -> Answer) {
     idem(&["show", "order-1", "--route", "/t"]).refused("a method and a path");
     idem(&["show", "order-1", "--route", "post /t"]).refused("a method and a path");
@@ -228,8 +228,8 @@ async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
     fixture.drop().await;
 }
 
-/// W79: the doctor knows services over HTTP: who forgets keys before their clients forget their requests, answers that were to
-/// outlive their records, and answers that a process has stored unsealed.
+/// W79: the doctor knows services over HTTP: those that forget keys before their clients forget their requests, answers that
+/// were to outlive their records, and answers that a process has stored unsealed.
 async fn the_doctor_knows_services<S: Store>(
     store: Arc<S>,
     idem: impl Fn(&[&str]) -> Answer,

@@ -17,7 +17,7 @@ async fn migrate_goes_up_once_and_says_where_it_stands() {
     fixture.drop().await;
 }
 
-/// J12: what was processed is never dropped by a migration.
+/// J12: the records of processed messages are never dropped by a migration.
 #[tokio::test]
 async fn migrate_down_asks_and_keeps_records() {
     let fixture = Fixture::new().await;

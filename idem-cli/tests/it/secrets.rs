@@ -60,7 +60,7 @@ fn s9_a_url_that_is_wrong_or_in_the_wrong_place_is_not_repeated() {
     command(&[], &["stats"]).refused("--database-url (or the variable DATABASE_URL) must be given");
 }
 
-/// S5: what a producer wrote does not steer an operator's terminal.
+/// S5: a producer's text does not control an operator's terminal.
 #[tokio::test]
 async fn s5_control_characters_are_escaped() {
     let fixture = Fixture::new().await;

@@ -44,7 +44,7 @@ async fn stats_and_workers_count_what_there_is() {
     fixture.drop().await;
 }
 
-/// S24: what fills the disk.
+/// S24: the tables that fill the disk.
 #[tokio::test]
 async fn s24_stats_tells_what_the_tables_take() {
     let fixture = Fixture::new().await;
@@ -109,7 +109,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     fixture.drop().await;
 }
 
-/// J16: what waits because its consumer is stopped is in no count of attempts.
+/// J16: a message that waits because its consumer is stopped is in no count of attempts.
 #[tokio::test]
 async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
     let fixture = Fixture::new().await;

@@ -77,7 +77,7 @@ impl Project {
         for cents in ["250", "250", "999"] {
             queue.publish(&format!(r#"{{"idempotencykey":"order-1","customer":"1","cents":{cents}}}"#)).await;
         }
-        // The file's settings hold, but for what would meet other tests.
+        // The file's settings hold, except for those that would clash with other tests.
         let mut worker = tokio::process::Command::new(target().join("debug").join(NAME));
         worker.args(["--config", "worker.toml", "--until-idle", "2s", "--admin", "127.0.0.1:0"]);
         worker.args(queue.flags()).envs(queue.variables()).env("DATABASE_URL", &database).current_dir(self.path("."));
@@ -131,7 +131,7 @@ fn target() -> PathBuf {
     own.to_owned()
 }
 
-/// A file with the workspace's own profiles, so that what both stand on is compiled once.
+/// A file with the workspace's own profiles, so that their common dependencies are compiled once.
 fn profiles() -> PathBuf {
     let manifest = fs::read_to_string(packages::root().join("Cargo.toml")).unwrap();
     let file = packages::kept().join("profiles.toml");

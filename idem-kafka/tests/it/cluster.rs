@@ -1,4 +1,4 @@
-//! The broker that the tests use: topics of their own on it, and what is asked of it beside the source.
+//! The broker that the tests use: topics of their own on it, and the requests to it beside the source.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -240,7 +240,8 @@ impl Topic {
 impl Drop for Topic {
     fn drop(&mut self) {
         let name = self.name.clone();
-        // On a thread of its own, because a runtime may not be blocked; what is left over is gone with the broker.
+        // On a thread of its own, because a runtime may not be blocked; a topic that is left over is gone with the
+        // broker.
         let _ = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let _ = runtime.block_on(ADMIN.delete_topics(&[&name], &options()));

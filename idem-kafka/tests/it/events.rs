@@ -30,7 +30,7 @@ fn key_of(message: &Message) -> String {
     default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
 }
 
-/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: the message that is read back is the event, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn o26_an_event_is_read_back_by_its_key() {
     let topic = Topic::new(1).await;
@@ -129,7 +129,7 @@ async fn o9_a_broker_that_is_away_is_an_outage_and_comes_back() {
     let away = publish(&publisher, &[outgoing_event("event-1", "1")]).await;
     assert!(matches!(away[0], Err(EventError::Later { may_be_sent: true, counted: false, .. })), "{away:?}");
     assert!((5..60).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
-    // A relay whose deadline passes drops the call, and what the library still has.
+    // A relay whose deadline passes drops the call, and the events that the library still has.
     let hanging = outgoing_event("event-2", "2");
     let dropped = tokio::time::timeout(Duration::from_millis(200), publisher.publish_events(&[&hanging])).await;
     assert!(dropped.is_err(), "{dropped:?}");

@@ -121,7 +121,8 @@ async fn d38_what_is_flushed_is_committed_at_once() {
     member.flush().await;
 }
 
-/// B-M9: what a transactional producer leaves behind its last record is no lag, and when it has expired nothing was lost.
+/// B-M9: the markers of a transactional producer behind its last record are no lag, and when they have expired nothing was
+/// lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn e22_positions_pass_what_is_behind_the_last_record_and_its_end_is_no_loss() {
     let topic = Topic::new(1).await;

@@ -101,8 +101,8 @@ fn noise(bytes: usize) -> Vec<u8> {
     (0_u64..).flat_map(|n| *PayloadHash::of(&n.to_be_bytes()).as_bytes()).take(bytes).collect()
 }
 
-/// B-M4: what was consumed compressed was larger than any limit says, and is published all the same. The broker decides what
-/// is too large, and what it refuses concerns no other dead letter.
+/// B-M4: a message that was consumed compressed may exceed every limit, and is published all the same. The broker decides
+/// what is too large, and its refusal affects no other dead letter.
 #[tokio::test(flavor = "multi_thread")]
 async fn e17_a_dead_letter_fits_where_its_message_did() {
     let topic = Topic::with(1, &[("max.message.bytes", "1048588")]).await;

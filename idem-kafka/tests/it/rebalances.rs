@@ -46,7 +46,7 @@ async fn e1_j3_a_zombie_that_finishes_late_moves_no_position() {
     let rest = again.split_off(2);
     successor.acknowledge(again).await;
     eventually("the successor's position", || topic.committed() == [Some(2)]).await;
-    // The zombie still believes in its assignment, but what it commits is of a membership that is over.
+    // The zombie still believes in its assignment, but its commits belong to a membership that is over.
     let answers = zombie.try_acknowledge(held).await;
     let revocation = zombie.revocation().await;
     assert!(revocation.drained.is_none(), "nobody waits for it");
@@ -169,7 +169,7 @@ async fn j1_a_stopped_member_lets_go_once_what_it_has_in_hand_is_settled() {
     assert_eq!(payloads(&moved), ["later"], "what the first finished does not come again");
 }
 
-/// Receives and acknowledges until the source is stopped; what it saw goes to `seen`.
+/// Receives and acknowledges until the source is stopped; the messages go to `seen`.
 async fn work(member: Arc<Member>, seen: mpsc::UnboundedSender<String>) {
     loop {
         match member.source.receive(7).await.unwrap() {

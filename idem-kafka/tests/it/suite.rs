@@ -11,7 +11,7 @@ use idem_testkit::{
 
 use crate::cluster::{BROKERS, Topic, eventually, fast};
 
-/// A topic of one partition, because what comes back after a crash is what lies behind the first message that was left.
+/// A topic of one partition, because after a crash all messages behind the first unsettled one come back.
 struct Fixture {
     topic: Topic,
     another: Topic,

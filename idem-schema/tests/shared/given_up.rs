@@ -1,4 +1,4 @@
-//! A54: what the client has given up ends at the server too. Every PostgreSQL store's tests include this file.
+//! A54: a statement that the client has given up ends at the server too. Every PostgreSQL store's tests include this file.
 
 use std::time::Duration;
 

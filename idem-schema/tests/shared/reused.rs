@@ -1,6 +1,6 @@
 //! Schemas that the cases of the suites use one after the other: to make one and to drop it costs the server far more than most cases
-//! do in it. A case that is green leaves its schema empty for the next one; what a red one leaves is kept for a look. The tests of
-//! both stores on PostgreSQL include this file, and share the schemas.
+//! do in it. A case that is green leaves its schema empty for the next one; the schema of a red one is kept for a look. The
+//! tests of both stores on PostgreSQL include this file, and share the schemas.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -65,8 +65,8 @@ const DEFINITION: &str = "(
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
     ) AS o (version))";
 
-/// Empties a schema for the next test once no transaction is open in it. Drops it where something in it is defined
-/// otherwise than when it was made. The session's `search_path` is the schema.
+/// Empties a schema for the next test once no transaction is open in it. Drops it where a definition in it has changed since it
+/// was made. The session's `search_path` is the schema.
 pub(crate) fn give_back(schema: &SchemaName) -> String {
     format!(
         "DO $do$

@@ -148,7 +148,7 @@ async fn j16_a_pause_tells_for_how_long_already() {
     place.remove();
 }
 
-/// J16: what waits, for what and for how long already, is a metric and stands on the page.
+/// J16: each wait, with its cause and its length so far, is a metric and stands on the page.
 #[tokio::test]
 async fn j16_what_waits_is_told_by_its_cause() {
     let place = Place::new().await;
@@ -177,7 +177,7 @@ async fn j16_what_waits_is_told_by_its_cause() {
     place.remove();
 }
 
-/// J11: what runs without its intake is not healthy, and says so for as long as it takes to end.
+/// J11: a worker that runs without its intake is not healthy, and says so for as long as it takes to end.
 #[tokio::test]
 async fn j11_a_worker_of_which_a_task_died_is_not_healthy() {
     let place = Place::new().await;

@@ -1,4 +1,4 @@
-//! The file of settings: what it may hold, and what wins over it.
+//! The file of settings: its contents, and the settings that win over it.
 
 use crate::{place::Place, process::Worker};
 
@@ -73,7 +73,7 @@ async fn what_is_wrong_in_a_file_is_one_line_without_its_values() {
     place.remove();
 }
 
-/// S22: what stands on the command line, everybody on the machine can read.
+/// S22: every user of the machine can read the command line.
 #[tokio::test]
 async fn s22_a_password_on_the_command_line_is_warned_of() {
     let rest = "--store tokio-postgres --consumer c --socket /s --until-idle 1s";
@@ -90,7 +90,7 @@ async fn s22_a_password_on_the_command_line_is_warned_of() {
     assert!(!log.contains("the password in"), "{log}");
 }
 
-/// S22: a file that holds a password and that everybody may read is warned of, and one without a secret is not.
+/// S22: a file that holds a password and that every user may read is warned of, and one without a secret is not.
 #[cfg(unix)]
 #[tokio::test]
 async fn s22_a_file_with_secrets_that_others_may_read_is_warned_of() {

@@ -1,4 +1,4 @@
-//! Workers whose handlers publish, and what is seen of it.
+//! Workers whose handlers publish, and their telemetry.
 
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ async fn o2_a_worker_announces_each_purchase_once() {
     place.remove();
 }
 
-/// O11: what a worker without a relay commits, another one sends; one that relays is not idle before.
+/// O11: the events that a worker without a relay commits are sent by another one, which is not idle before.
 #[tokio::test]
 async fn o11_a_worker_that_does_not_relay_leaves_it_to_others() {
     let (place, told) = place().await;

@@ -52,7 +52,7 @@ fn worker_process() {
     std::process::exit(service.run_with::<Memory>(arguments).code().into());
 }
 
-/// A broker on a socket; what a worker on any other broker has to add is this.
+/// A broker on a socket; a worker on any other broker has to add as much.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Memory {
     /// Where the broker listens

@@ -94,7 +94,7 @@ impl PostgresUnit<'_> {
         }
     }
 
-    /// The rows, or whose fault it is that there are none.
+    /// The rows, or an error that says whether the handler or the database caused it.
     async fn read_or_explain(&self, rows: Result<Vec<PgRow>, sqlx::Error>) -> Result<Vec<Row>, StoreError> {
         match rows {
             Ok(rows) => driver::read(&rows),
@@ -102,7 +102,7 @@ impl PostgresUnit<'_> {
         }
     }
 
-    /// Whose fault it is that something was not written.
+    /// The error of a failed write, with its cause.
     async fn explain(&self, source: sqlx::Error) -> StoreError {
         // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");

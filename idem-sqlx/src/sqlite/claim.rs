@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{clock, driver, error, statements::Statements};
 
-/// The parameters that stand for a batch: what is text or a number as JSON, what is binary as one blob, because JSON has
+/// The parameters that stand for a batch: texts and numbers as JSON, binary values as one blob, because JSON has
 /// no binary and hexadecimal would have to be undone for each.
 struct Parameters {
     json: String,
@@ -74,7 +74,7 @@ pub(super) async fn claim(
     Ok(claims.iter().zip(ids).map(answer).collect())
 }
 
-/// Reads who has these keys.
+/// Reads the records of these keys.
 pub(super) async fn read(
     connection: &mut SqliteConnection,
     statements: &Statements,
@@ -84,7 +84,7 @@ pub(super) async fn read(
     rows(connection, doing, statement, claims, |row, claim| record(row, claim).map_err(failed(doing))).await
 }
 
-/// Reads who has these keys, with their results. It may be a transaction of its own.
+/// Reads the records of these keys, with their results. It may be a transaction of its own.
 pub(super) async fn look_up(
     connection: &mut SqliteConnection,
     statements: &Statements,

@@ -16,7 +16,7 @@ use sqlx::{
 /// The point to which a commit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Synchronous {
-    /// Each commit waits until the disk has it (`PRAGMA synchronous = FULL`): what was acknowledged survives a power
+    /// Each commit waits until the disk has it (`PRAGMA synchronous = FULL`): acknowledged messages survive a power
     /// cut. The default.
     #[default]
     Full,

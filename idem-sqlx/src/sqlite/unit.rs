@@ -207,7 +207,7 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
         self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
     }
 
-    /// SQLite has no settings that end with a transaction, and what a PRAGMA sets for the connection stays there in any case.
+    /// SQLite has no settings that end with a transaction, and a connection's PRAGMA stays set in any case.
     fn shares_calls(&self) -> bool {
         true
     }

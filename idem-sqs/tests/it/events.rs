@@ -49,7 +49,7 @@ async fn is_read_back(server: Server) {
     }
 }
 
-/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: the message that is read back is the event, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn o26_an_event_is_read_back_by_its_key_on_elasticmq() {
     is_read_back(Server::elastic()).await;

@@ -1,4 +1,4 @@
-//! Groups of FIFO queues (F6, F10), and groups that are none.
+//! Groups of FIFO queues (F6, F10), and groups of standard queues.
 
 use std::{collections::HashMap, time::Duration};
 

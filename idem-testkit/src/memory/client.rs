@@ -174,8 +174,8 @@ impl<L: Link> Client<L> {
             };
             let mut paused = self.paused.subscribe();
             let max = if *paused.borrow_and_update() { 0 } else { max };
-            // Without the grace a broker that hangs would keep a stopped source waiting; what it may still hand over
-            // in that time is handed on.
+            // Without the grace a broker that hangs would keep a stopped source waiting; messages that it still hands
+            // over in that time are handed on.
             let got = tokio::select! {
                 biased;
                 got = current.seat.receive(max) => got,

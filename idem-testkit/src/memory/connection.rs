@@ -122,6 +122,6 @@ async fn read(mut from: OwnedReadHalf, waiting: Waiting, open: watch::Receiver<b
         () = reading => {}
         () = closed(open) => {}
     }
-    // Drops every sender, by which those who wait learn that no answer comes.
+    // Drops every sender, by which waiting callers learn that no answer comes.
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }

@@ -68,14 +68,14 @@ struct RemoteSeat {
 struct Receiving {
     /// In the order of asking. The broker ends each when the next arrives.
     answers: VecDeque<oneshot::Receiver<Tell>>,
-    /// Whether the last of them asks for deliveries, or only for what is none.
+    /// Whether the last of them asks for deliveries, or only for events that are not deliveries.
     deliveries: bool,
     surplus: VecDeque<Handed>,
 }
 
 impl RemoteSource {
-    /// A source on the queue of this name, of the broker on the socket `path`. It need not exist yet, but what it
-    /// [can do](Source::capabilities) is only known once the broker has answered, here or at
+    /// A source on the queue of this name, of the broker on the socket `path`. It need not exist yet, but its
+    /// [capabilities](Source::capabilities) are only known once the broker has answered, here or at
     /// [`attach`](Source::attach).
     ///
     /// # Cancel safety

@@ -208,7 +208,7 @@ impl Session {
         self.go();
     }
 
-    /// Leaves: what it holds returns.
+    /// Leaves: its messages return.
     pub(super) fn go(&self) {
         self.queue.change(|inner| {
             if let Some(seat) = inner.seats.remove(&self.seat) {

@@ -268,7 +268,7 @@ impl QueueState {
         }
     }
 
-    /// Whether a consumer with this assignment could be given anything more by anybody's doing but a producer's.
+    /// Whether only a producer can bring a consumer with this assignment a further message.
     pub(super) fn is_idle(&self, assignment: u64) -> bool {
         let own = self.held.get(&assignment).map_or(0, BTreeSet::len);
         self.entries.len() == own

@@ -95,7 +95,7 @@ impl Tell {
                 Self::DoesNotFit { problem: problem.clone(), cure: cure.clone() }
             }
             SourceError::Unavailable { source, .. } => Self::Unavailable { why: source.to_string() },
-            // The enum may grow; what is not understood may be tried again.
+            // The enum may grow; an unknown variant may be tried again.
             other => Self::Unavailable { why: other.to_string() },
         }
     }

@@ -167,7 +167,7 @@ impl MemoryConnection<'_> {
         Ok(())
     }
 
-    /// The rows of a table as this transaction sees them: what is committed, and its own writes.
+    /// The rows of a table as this transaction sees them: the committed ones, and its own writes.
     ///
     /// # Errors
     /// [`MemoryError`] where the transaction or the connection is spoilt.

@@ -13,7 +13,7 @@ use super::{
     weather::{Drawn, Sky},
 };
 
-/// Something that a store is asked to do.
+/// An operation of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// A session is opened.
@@ -86,7 +86,7 @@ pub enum Defect {
     ForgetsHashes,
     /// Consumers and tenants share their keys.
     IgnoresScopes,
-    /// Rows are not locked, so that one who adds to a number overwrites what another has added.
+    /// Rows are not locked, so that one addition to a number overwrites another.
     LocksNoRows,
     /// A commit keeps the records and loses the effects.
     LosesEffects,

@@ -87,7 +87,7 @@ struct Shared {
     defect: Option<Defect>,
 }
 
-/// Whom a claim waits for.
+/// The units that a claim waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writers {
     /// For uncommitted twins of its keys, as a database server does it.

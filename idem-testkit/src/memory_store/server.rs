@@ -15,7 +15,7 @@ use super::{
     state::{RecordKey, Rows, State},
 };
 
-/// Everything that was committed at some moment: what a standby had received, or a backup holds.
+/// Everything that was committed at some moment: the data of a standby or of a backup.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     records: BTreeMap<RecordKey, Recorded>,
@@ -60,7 +60,7 @@ impl MemoryStore {
         self.shared.state().set_back += by;
     }
 
-    /// Forgets the record of a key, as an operator does who wants its message to take effect again, and empties every cache
+    /// Forgets the record of a key, as an operator does so that its message takes effect again, and empties every cache
     /// of committed keys; its answer goes with it. Answers whether there was one.
     pub fn forget(&self, scope: ScopeId, key: &IdempotencyKey) -> bool {
         let mut state = self.shared.state();

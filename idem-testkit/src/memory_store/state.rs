@@ -51,7 +51,7 @@ pub(super) struct State {
     pub(super) events: Events,
     pub(super) advanced: Duration,
     pub(super) set_back: Duration,
-    /// The rows that are locked, and by whom.
+    /// The locked rows, with the units that hold the locks.
     pub(super) locked: BTreeMap<(String, String), UnitId>,
     /// How often all sessions have ended.
     pub(super) era: u64,

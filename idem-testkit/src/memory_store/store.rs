@@ -1,4 +1,4 @@
-//! The store itself: its sessions, and what its errors mean.
+//! The store itself: its sessions, and the classes of its errors.
 
 use std::{error::Error, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The broker in the process: what it does, and each way in which it misbehaves.
+//! The broker in the process: its behaviour, and each of its faults.
 
 use std::{collections::HashMap, time::Duration};
 

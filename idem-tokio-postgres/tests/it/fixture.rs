@@ -57,7 +57,7 @@ pub(crate) struct Fixture {
 /// A name that no other test and no other run has.
 fn fresh_name() -> SchemaName {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    // Seeded at random for each process: what a red test left behind must not meet this one.
+    // Seeded at random for each process: the leftovers of a red test must not meet this one.
     static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     SchemaName::new(format!("p_{:016x}_{next}", *RUN)).unwrap()

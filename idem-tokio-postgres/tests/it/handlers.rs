@@ -137,7 +137,8 @@ async fn a_copy_in_the_wrong_place_is_refused_before_it_is_sent() {
     fixture.drop().await;
 }
 
-/// Gives the driver's own `copy_in` a statement that is none, which leaves the driver an answer ahead, and hides it.
+/// Gives the driver's own `copy_in` a statement that is not a COPY, which leaves the driver an answer ahead, and hides
+/// it.
 struct Shifts;
 
 impl Act for Shifts {

@@ -1,4 +1,4 @@
-//! Handlers at once: what is refused, what is shared, and what can go wrong between neighbours.
+//! Handlers at once: refused statements, shared state, and the limits between neighbours.
 
 use futures_util::FutureExt as _;
 use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
@@ -140,8 +140,8 @@ async fn relative_updates_upserts_and_rows_of_ones_own_add_up() {
     }
 }
 
-/// The documented limit: handlers at once share one transaction, so what one has read another may have written meanwhile,
-/// and no lock stands between them. In order, or in turn by an ordering key, the same handler adds up.
+/// The documented limit: handlers at once share one transaction, so one may have read a row that another has written
+/// meanwhile, without a lock between them. In order, or in turn by an ordering key, the same handler adds up.
 #[tokio::test]
 async fn reading_before_writing_loses_updates_between_handlers_at_once() {
     for adds in [Adds::ByReading, Adds::ByLocking] {

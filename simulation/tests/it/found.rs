@@ -202,8 +202,8 @@ fn j63_a_failover_that_loses_a_destination_and_a_tenant_holds_no_event_back() {
     });
 }
 
-/// A relay has an event while a server takes over that has lost it, and another event gets its number there: what becomes of the one
-/// must not be noted of the other.
+/// A relay has an event while a server takes over that has lost it, and another event gets its number there: the outcome of the
+/// one must not be noted for the other.
 #[test]
 fn an_event_is_not_removed_for_another_one_of_its_number() {
     found("NumbersEventsAgain", 0..30, |seed| {
@@ -252,8 +252,8 @@ fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
     });
 }
 
-/// J64: the same on more lanes than one, which take the breaker's turns one after the other: what comes again is settled before its
-/// lease runs out once more.
+/// J64: the same on more lanes than one, which take the breaker's turns one after the other: a message that comes again is
+/// settled before its lease runs out once more.
 #[test]
 fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
     found("LateDeadLettersWait", 0..3, |seed| {

@@ -101,8 +101,8 @@ async fn g5_a_poison_message_is_held_here_and_not_requeued() {
     fixture.remove().await;
 }
 
-/// G4, G5: what would be held for longer than the broker allows waits in the retry queue, and is the same message when it
-/// comes back: its attempts go on.
+/// G4, G5: a message that would be held for longer than the broker allows waits in the retry queue, and is the same
+/// message when it comes back: its attempts go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn g4_a_message_that_may_not_be_held_any_longer_waits_in_the_retry_queue() {
     let fixture = Fixture::new("later").await;

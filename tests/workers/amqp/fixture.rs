@@ -32,7 +32,7 @@ pub(crate) fn quorum() -> (&'static str, AMQPValue) {
 }
 
 impl Fixture {
-    /// A new classic queue and a new database. `label` is for those who look for what a failed test left behind.
+    /// A new classic queue and a new database. `label` helps to find the leftovers of a failed test.
     pub(crate) async fn new(label: &str) -> Self {
         Self::with(label, &[]).await
     }

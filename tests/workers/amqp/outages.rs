@@ -37,7 +37,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
-    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    // O9: committed events are sent once the broker is back, under as many ids as there are purchases.
     until("an empty outbox", async || pending(&fixture).await == 0).await;
     let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
     assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);
@@ -76,7 +76,7 @@ async fn g30_a_broker_that_is_away_shows_in_readyz_and_in_the_gauge_of_the_shipp
     until("it is back", async || shows("readyz", "\"broker\":\"up\"").await).await;
     until("the end of the alert", async || shows("metrics", &gauge(1)).await).await;
     let ended = worker.stop().await;
-    // B-M7: what is behind it stands in the line.
+    // B-M7: the cause behind it stands in the line.
     let line = ended.log.lines().find(|line| line.contains("the broker cannot be used")).unwrap_or(&ended.log);
     assert!(line.contains("unavailable while") && line.contains("idem waits and tries again: "), "{line}");
     fixture.remove().await;

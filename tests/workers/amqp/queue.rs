@@ -1,4 +1,4 @@
-//! A queue, its producer, and what the broker knows of it.
+//! A queue, its producer, and the broker's view of it.
 
 use std::time::Duration;
 
@@ -128,7 +128,7 @@ impl Queue {
         client.get(url).basic_auth("guest", Some("guest")).send().await
     }
 
-    /// Publishes through the management API, with these headers as JSON: what no client library could write.
+    /// Publishes through the management API, with these headers as JSON, which no client library could write.
     pub(crate) async fn publish_with_headers(&self, headers: &str, text: &str) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let text = Value::from(text);

@@ -35,7 +35,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
-    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    // O9: committed events are sent once the broker is back, under as many ids as there are purchases.
     until("an empty outbox", async || pending(&fixture).await == 0).await;
     let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
     assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);

@@ -1,4 +1,4 @@
-//! A topic, its producer, and what the broker knows of a group.
+//! A topic, its producer, and the broker's view of a group.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -107,7 +107,7 @@ async fn w52_three_at_once_are_one_debit_and_three_equal_answers() {
     fixture.remove().await;
 }
 
-/// W53: what is refused before the operation keeps nothing, and what the operation refuses is kept.
+/// W53: a refusal before the operation is not kept, and one by the operation is.
 #[tokio::test(flavor = "multi_thread")]
 async fn w53_only_the_operations_own_answers_are_kept() {
     let fixture = Fixture::new("http").await;
@@ -296,7 +296,7 @@ async fn w58_sqlite_keeps_the_same_promise() {
     std::fs::remove_dir_all(&folder).expect("its folder goes");
 }
 
-/// W59: a stop answers what runs, and takes nothing new; who comes later asks the next process.
+/// W59: a stop answers running requests, and takes no new ones; later clients ask the next process.
 #[tokio::test(flavor = "multi_thread")]
 async fn w59_a_stop_answers_what_runs() {
     let fixture = Fixture::new("http").await;
@@ -373,7 +373,7 @@ async fn w61_a_key_can_be_asked_about() {
     fixture.remove().await;
 }
 
-/// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also to those who were answered before.
+/// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also for earlier answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn w75_the_other_client_keeps_the_same_promise() {
     let fixture = Fixture::new("http").await;

@@ -39,7 +39,7 @@ fn check(all: &Value, path: &str, method: &str, answer: &Answer) {
     }
 }
 
-/// W68: what the description says of statuses, headers and bodies is what the service does, and it serves the description.
+/// W68: the service's statuses, headers and bodies are those of its description, which it serves.
 #[tokio::test(flavor = "multi_thread")]
 async fn w68_the_description_is_what_the_service_does() {
     let all: Value = serde_yaml_ng::from_str(&read("openapi.yaml")).expect("YAML");

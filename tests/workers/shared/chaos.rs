@@ -1,5 +1,5 @@
 //! Faults of every kind in any order, on servers of its own, for as long as `./chaos` says. The tests of every worker include
-//! this file; what they add is their broker.
+//! this file, and add their broker.
 
 use std::{fs::OpenOptions, io::Write as _, time::Duration};
 
@@ -86,7 +86,7 @@ pub(crate) fn wanted() -> Option<Duration> {
     std::env::var("IDEM_CHAOS_SECONDS").ok()?.parse().ok().map(Duration::from_secs)
 }
 
-/// A PostgreSQL that has a synchronous standby, and the proxy through which everybody reaches the one that answers.
+/// A PostgreSQL that has a synchronous standby, and the proxy through which all clients reach the one that answers.
 pub(crate) struct Pair<'s> {
     servers: &'s OwnServers,
     primary: String,

@@ -68,7 +68,7 @@ pub(crate) fn server() -> String {
 
 impl Database {
     /// A new one with the tables of idem and the ledger, whose workers and their cleanup log in as production's should: with
-    /// the rights of `idem_worker` and `idem_cleanup` (S8). `label` is for those who look for what a failed test left behind.
+    /// the rights of `idem_worker` and `idem_cleanup` (S8). `label` helps to find the leftovers of a failed test.
     pub(crate) async fn create(label: &str, server: &str) -> Self {
         let database = Self::empty(label, server).await;
         let store = PostgresStore::connect(&database.owner_url).await.expect("the database answers");
@@ -99,7 +99,7 @@ impl Database {
         connection.close().await.expect("the connection closes");
         let (head, _) = server.rsplit_once('/').expect("a URL with a database");
         let url = format!("{head}/{name}");
-        // The owner is called as idem's schema is, which would come first: what a test creates would be hidden from its workers.
+        // The owner is called as idem's schema is, which would come first: a test's tables would be hidden from its workers.
         let options = url.parse::<PgConnectOptions>().expect("a URL").options([("search_path", "public,idem")]);
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::purchase::Purchase;
 
-/// The workers of a flood take no larger payload than this, so that what is too large need not be huge.
+/// The workers of a flood take no larger payload than this, so that a payload that is too large need not be huge.
 pub(crate) const PAYLOAD_MAX: usize = 20 << 10;
 
 /// The header and the member that keys are in.

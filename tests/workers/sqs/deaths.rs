@@ -52,7 +52,7 @@ async fn f1_f2_j3_a_zombie_changes_nothing(server: Server) {
     fixture.remove().await;
 }
 
-/// F8: a deployment gives everything back for the next worker to have at once, and what it settled does not return.
+/// F8: a deployment gives everything back for the next worker to have at once, and its settled messages do not return.
 #[tokio::test(flavor = "multi_thread")]
 async fn f8_a_rolling_restart_delivers_nothing_twice() {
     let purchases = count(5_000, 1_500);

@@ -1,4 +1,4 @@
-//! A queue, its producer, and what the server knows of it.
+//! A queue, its producer, and the server's view of it.
 
 use std::{collections::HashMap, sync::Arc};
 

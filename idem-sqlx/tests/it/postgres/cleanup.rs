@@ -56,7 +56,7 @@ async fn left(fixture: &Fixture) -> String {
     fixture.text("SELECT count(*) FROM processed_messages").await
 }
 
-/// C1, C2: what has not expired by the server's clock stays, and an expired record counts until it is removed.
+/// C1, C2: a record that has not expired by the server's clock stays, and an expired record counts until it is removed.
 #[tokio::test]
 async fn c1_c2_only_what_has_expired_by_the_servers_clock_goes() {
     let (fixture, cleaner) = fixture().await;
@@ -151,7 +151,7 @@ async fn c4_a_step_ends_at_its_limit() {
     give_up(fixture, GROUP).await;
 }
 
-/// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are none of its business.
+/// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are not affected.
 #[tokio::test]
 async fn c4_of_two_cleaners_one_is_elected() {
     let (fixture, cleaner) = fixture().await;
@@ -206,7 +206,8 @@ async fn assert_cleaned(fixture: &Fixture) {
     }
 }
 
-/// S7: every table has an end of its own. What awaits a replay stays, and so does a run while anything names it.
+/// S7: every table has an end of its own. A dead letter that awaits a replay stays, and so does a run while anything names
+/// it.
 #[tokio::test]
 async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let (fixture, mut cleaner) = fixture().await;
@@ -258,7 +259,7 @@ async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
     give_up(fixture, &["idem_cleanup", "idem_worker"]).await;
 }
 
-/// C9: after six turnovers the table takes hardly more room than after the first: what is removed is used again.
+/// C9: after six turnovers the table takes hardly more room than after the first: removed rows' space is used again.
 ///
 /// In a database of its own, because a snapshot that is held anywhere in a database keeps VACUUM from making room there.
 #[tokio::test]

@@ -86,8 +86,8 @@ impl Act for WritesElsewhere {
     }
 }
 
-/// A13, documented and not preventable: what a handler writes over another connection happens at every run, while what it
-/// writes through its transaction happens once.
+/// A13, documented and not preventable: a handler's writes over another connection happen at every run, while those
+/// through its transaction happen once.
 #[tokio::test]
 async fn a13_a_write_over_another_connection_is_not_rolled_back() {
     let fixture = Fixture::new().await;
@@ -127,7 +127,7 @@ async fn a47_a_handler_may_set_a_role_for_its_transaction() {
     }
 }
 
-/// A46: what an operator makes of the setting while workers run is the operator's word, not a handler's.
+/// A46: an operator's change of the setting while workers run is not taken for a handler's.
 #[tokio::test]
 async fn a46_a_weaker_default_of_the_session_is_no_handlers_doing() {
     let fixture = Fixture::new().await;

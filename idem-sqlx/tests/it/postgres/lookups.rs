@@ -116,8 +116,8 @@ async fn o38_counting_one_destination_reads_nothing_of_another() {
     fixture.drop().await;
 }
 
-/// O39: what waits behind published events is let go a part at a time, so that no statement takes as long as all of it would; all
-/// of it goes.
+/// O39: events that wait behind published ones are freed a part at a time, so that no statement takes as long as all of them
+/// would; all of them go.
 #[tokio::test]
 async fn o39_a_crowd_behind_many_ordering_keys_is_let_go_a_part_at_a_time() {
     let fixture = Fixture::new().await;

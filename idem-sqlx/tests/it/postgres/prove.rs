@@ -12,7 +12,7 @@ use sqlx::{
 
 use super::fixture::url;
 
-/// Numbers from sequences, times, a reference, a running total: what tables of applications have.
+/// Numbers from sequences, times, a reference, a running total: the columns that applications have.
 const TABLES: &str = "
 CREATE TABLE customers (name text PRIMARY KEY, cents bigint NOT NULL);
 INSERT INTO customers VALUES ('ann', 0), ('bob', 100);

@@ -140,8 +140,8 @@ ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = pg_catalog.now(), payload
     attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
 RETURNING attempts";
 
-/// J12: a worker of the release before counts attempts on the newest schema as it always did; what it has counted before the
-/// migration goes on after it, and so it is the other way round.
+/// J12: a worker of the release before counts attempts on the newest schema as it always did; a count from before the
+/// migration goes on after it, and after its way back.
 #[tokio::test]
 async fn j12_a_worker_of_the_release_before_goes_on_counting() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! S8: what each role may do.
+//! S8: the rights of each role.
 
 use std::{
     sync::{

@@ -83,8 +83,9 @@ fn s11_what_is_looked_up_is_seen() {
     assert_eq!(looked_up("IF pg_catalog.now() IS DISTINCT FROM NULL THEN"), ["IS", "DISTINCT", "FROM"]);
 }
 
-/// S11: what idem's own functions call is not the caller's search_path to say. Only two have none of their own, that of the seal, which would
-/// cost every unit, and one that is put into statements as it stands; so everything in them is qualified.
+/// S11: the calls of idem's own functions do not depend on the caller's search_path. Only two have no search_path of their own,
+/// that of the seal, which would cost every unit, and one that is put into statements as it stands; so everything in them is
+/// qualified.
 #[tokio::test]
 async fn s11_every_function_has_a_search_path_of_its_own() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! One writer at a time: who waits for whom, how long, and what comes of it.
+//! One writer at a time: which unit waits for which, how long, and the result.
 
 use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};

@@ -122,7 +122,7 @@ async fn large_batches_are_one_claim() {
     assert_eq!(file.effects().await.len(), 520);
 }
 
-/// An expired record counts until cleanup removes it; what is kept for ever stays; work that is recent stays.
+/// An expired record counts until cleanup removes it; a record that is kept for ever stays, and so does a recent one.
 #[tokio::test(flavor = "multi_thread")]
 async fn cleanup_removes_only_what_has_expired() {
     let (file, store) = fresh().await;

@@ -110,8 +110,8 @@ async fn nested_transactions_work() {
     assert_eq!(file.effects().await, ["a=nested-committed", "a=nested-committed", "b=nested-rolled-back"]);
 }
 
-/// A9, as SQLite has it: the failed statement is undone, the transaction goes on, and what the handler wrote beside it
-/// is committed. Where SQLite itself ends the transaction, the message is not acknowledged: see `swallowed-rollback`.
+/// A9, as SQLite has it: the failed statement is undone, the transaction goes on, and the handler's other writes are
+/// committed. Where SQLite itself ends the transaction, the message is not acknowledged: see `swallowed-rollback`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a9_a_swallowed_error_costs_only_its_statement() {
     let (file, store) = fresh().await;

@@ -92,7 +92,7 @@ async fn a_file_that_left_wal_mode_is_refused() {
 async fn what_cannot_be_opened_is_told() {
     let error = SqliteStore::open(":memory:").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
-    // A folder does not come by itself, and a start that waits for it is of no use to anybody.
+    // A folder does not appear by itself, so a start that waited for it would be of no use.
     let error = SqliteStore::open("/proc/nowhere/x.db").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     let absent = File::new();

@@ -1,4 +1,4 @@
-//! Commits whose answer is lost or late, and what a unit costs.
+//! Commits whose answer is lost or late, and the costs of a unit.
 
 use std::time::Duration;
 

@@ -355,7 +355,7 @@ impl Act for Sets {
     }
 }
 
-/// A46: what one handler sets holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
+/// A46: a handler's setting holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
 /// committed as they should be; a setting that is no weaker is allowed.
 pub async fn a46_a_commit_that_a_handler_has_weakened_is_refused<T: PostgresUnderTest>(subject: &T) {
     let as_values = [

@@ -1,5 +1,5 @@
-//! The suite for stores on PostgreSQL, beside [that of every store](super::store): what only a PostgreSQL server does, asked of
-//! each driver alike.
+//! The suite for stores on PostgreSQL, beside [that of every store](super::store): the behaviour that only a PostgreSQL server
+//! has, checked with each driver alike.
 //!
 //! A store implements [`PostgresUnderTest`] beside its tests and names a function that makes one:
 //!

@@ -17,7 +17,8 @@ pub const EFFECTS: &str = "
     CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
     INSERT INTO deferred VALUES ('taken');";
 
-/// A store with a migrated schema of its own, in which are the tables [`EFFECTS`], and what the suite needs to look into it.
+/// A store with a migrated schema of its own, in which are the tables [`EFFECTS`], and the means by which the suite looks into
+/// it.
 ///
 /// All sessions find the schema by their `search_path`.
 pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
@@ -64,7 +65,7 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
         panic!("this store says nothing of its round trips")
     }
 
-    /// Removes the schema. Called after a case that went well; what a red case leaves is kept for a look at it.
+    /// Removes the schema. Called after a case that went well; the schema of a red case is kept for a look at it.
     fn discard(self) -> impl Future<Output = ()> + Send;
 }
 

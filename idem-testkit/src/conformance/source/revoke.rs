@@ -47,7 +47,7 @@ fn assignments<S: Source>(deliveries: &Deliveries<S>) -> Vec<Assignment> {
     all
 }
 
-/// E10: what runs is finished and settled while the assignment is still held, and that counts.
+/// E10: a running message is finished and settled while the assignment is still held, and that counts.
 pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
     let reader = SourceDriver::open(subject).await;
@@ -68,7 +68,8 @@ pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(
     left(subject, 0).await;
 }
 
-/// Contract 1: the broker's deadline runs also while there is no room, and what waits for room is no reason to wait.
+/// Contract 1: the broker's deadline runs also while there is no room, and messages that wait for room are no reason to
+/// wait.
 pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
     let reader = SourceDriver::open(subject).await;

@@ -123,7 +123,7 @@ pub async fn claims_arrive_folded_and_sorted<T: StoreUnderTest>(subject: &T) {
     assert_eq!(claimed[0].len(), 7);
 }
 
-/// Contract of Handler 3, A1: what fails leaves neither effect nor record, and runs again when it comes back.
+/// Contract of Handler 3, A1: a message that fails leaves neither effect nor record, and runs again when it comes back.
 pub async fn a_handlers_error_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer =
@@ -250,7 +250,7 @@ pub async fn ids_1_2_1_2_1_3_with_2_failing<T: StoreUnderTest>(subject: &T) {
     fixture.assert_effects([("1", "good"), ("3", "good")]).await;
 }
 
-/// D7: what follows a failed message in its ordering key waits; other ordering keys go on.
+/// D7: messages behind a failed one in its ordering key wait; other ordering keys go on.
 pub async fn what_follows_a_failure_in_its_ordering_key_waits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(fail_bad);

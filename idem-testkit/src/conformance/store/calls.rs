@@ -182,7 +182,8 @@ pub async fn v16_a_lost_commit_of_calls_is_found_out<T: StoreUnderTest>(subject:
     fixture.assert_effects(["a", "b", "c", "d", "e", "f"].map(|key| (key, key))).await;
 }
 
-/// Two calls with one key are one operation, with another payload they are a conflict, and what is recorded is read back.
+/// Two calls with one key are one operation, with another payload they are a conflict, and a recorded answer is read
+/// back.
 pub async fn v16_copies_and_conflicts_among_calls<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {

@@ -51,8 +51,8 @@ async fn started<S: Store>(consumer: &DedupConsumer<S>) {
     within("starting the consumer", consumer.start()).await.unwrap();
 }
 
-/// Starts `waiters` calls for `order-1`, waits until as many as can are at the claim, ends the holder, and answers with
-/// what became of them.
+/// Starts `waiters` calls for `order-1`, waits until as many as can are at the claim, ends the holder, and answers
+/// their outcomes.
 async fn waiters<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payload: &'static str, end: End) -> Vec<Kind> {
     let registered = fixture.register().await;
     let count = if fixture.waits_per_key() { 4 } else { 1 };

@@ -306,7 +306,7 @@ pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject
     }
 }
 
-/// The suite's own hooks: what a database does not offer is refused, so that no case passes because nothing happened.
+/// The suite's own hooks: a hook that a database does not offer is refused, so that no case passes because nothing happened.
 pub async fn hooks_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     for action in HandlerAction::ALL.into_iter().filter(|action| !subject.offers(*action)) {

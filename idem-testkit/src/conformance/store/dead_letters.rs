@@ -95,7 +95,8 @@ async fn replayed<T: StoreUnderTest>(
     id
 }
 
-/// A29: what was replayed is over, and another message that uses its origin is not taken for it: it awaits the operator.
+/// A29: a replayed dead letter is over, and another message that uses its origin is not taken for it: it awaits the
+/// operator.
 pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -294,8 +295,8 @@ async fn next_attempt<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &
     fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap()
 }
 
-/// D14: what is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as the first
-/// did, and is counted there: with none left it would be a second dead letter, for its attempts.
+/// D14: a message that is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as
+/// the first did, and is counted there: with none left it would be a second dead letter, for its attempts.
 pub async fn d14_a_message_that_is_set_aside_has_no_attempt_counted<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -343,8 +344,8 @@ pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderT
     assert_eq!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
 }
 
-/// S23: what a quota goes by: the dead letters of one consumer, over all its tenants, payloads that are kept above all, and
-/// without those that a replay has handled.
+/// S23: the bytes that a quota counts: the dead letters of one consumer, over all its tenants, payloads that are kept above
+/// all, and without those that a replay has handled.
 pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnderTest>(subject: &T) {
     const PAYLOAD: u64 = 100_000;
     let fixture = Fixture::new(subject);

@@ -271,7 +271,7 @@ pub async fn an_unprotected_type_runs_each_time_without_a_record<T: StoreUnderTe
     assert_eq!(fixture.recorded().await, ["order-1"]);
 }
 
-/// A handler gets the message to read; what it does to a copy changes neither key nor hash.
+/// A handler gets the message to read; a change of its copy changes neither key nor hash.
 pub async fn a_handler_that_changes_its_copy_changes_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(|message, _| {

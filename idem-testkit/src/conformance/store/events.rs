@@ -182,7 +182,7 @@ pub(super) async fn unit<T: StoreUnderTest>(
     written
 }
 
-/// O1: what a unit appended goes with the unit, rolled back or dropped.
+/// O1: the events of a unit go with the unit, rolled back or dropped.
 pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -225,7 +225,7 @@ pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
     }
 }
 
-/// O12: what a handler published that failed is not published, and its neighbours' events are.
+/// O12: the events of a failed handler are not published, and its neighbours' are.
 pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

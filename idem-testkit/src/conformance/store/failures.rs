@@ -440,7 +440,7 @@ pub async fn an_abandoned_replay_is_taken_after_a_while<T: StoreUnderTest>(subje
     assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
 }
 
-/// A dead letter whose payload was not kept is never handed out, because what it would run is another message.
+/// A dead letter whose payload was not kept is never handed out, because without its payload it would be another message.
 pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

@@ -201,8 +201,8 @@ pub async fn a_late_handler_among_handlers_at_once_charges_its_own_message<T: St
     assert!(matches!(&failed, Decision::Failed(failure) if failure.reason == Reason::Deadline), "{failed:?}");
 }
 
-/// A12: what belongs to the transaction or the session is refused before it is sent: one handler's ROLLBACK TO would
-/// undo its neighbours' writes without a word, and its COMMIT would end them. Here it tries and does not care.
+/// A12: a statement that concerns the transaction or the session is refused before it is sent: one handler's ROLLBACK TO
+/// would undo its neighbours' writes silently, and its COMMIT would end them. Here it tries and does not care.
 pub async fn what_belongs_to_all_is_out_of_one_handlers_reach<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let actions = [

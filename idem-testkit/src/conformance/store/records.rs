@@ -1,4 +1,4 @@
-//! How long records are kept, and what stands in for a record that is not there.
+//! How long records are kept, and the stand-ins for a record that is not there.
 
 use std::time::{Duration, SystemTime};
 
@@ -75,7 +75,7 @@ pub async fn an_expired_record_counts_until_it_is_removed<T: StoreUnderTest>(sub
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// C1, C4: cleanup removes what has expired and nothing else; what it removed runs again as new.
+/// C1, C4: cleanup removes what has expired and nothing else; a message whose record it removed runs again as new.
 pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let keeping = |retention| fixture.builder("orders", write).retention(retention).build().unwrap();
@@ -309,7 +309,7 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
     assert_eq!(fixture.recorded().await.len(), 2006);
 }
 
-/// C7: what failed has left no record, so that its replay runs; what was handled is a duplicate in every replay.
+/// C7: a failed message has left no record, so that its replay runs; a handled one is a duplicate in every replay.
 pub async fn a_failure_leaves_no_record_in_the_way_of_its_replay<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let failing = fixture.consumer(|_, _| vec![super::fixture::Step::Write(""), super::fixture::Step::FailForGood]);

@@ -93,7 +93,7 @@ pub async fn events_of_one_unit_keep_their_order<T: StoreUnderTest>(subject: &T)
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), keys);
 }
 
-/// Contract 2: what follows one that waits, in its ordering key, waits with it; others do not.
+/// Contract 2: events behind a waiting one, in its ordering key, wait with it; others do not.
 pub async fn what_waits_holds_its_ordering_key_back<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -159,7 +159,7 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2", "a4"]);
 }
 
-/// Contract 3 and 4: what is published is gone, and nothing brings it back.
+/// Contract 3 and 4: a published event is gone, and nothing brings it back.
 pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

@@ -119,7 +119,7 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
     let silent = fixture.builder("payments", write).build().unwrap();
     super::fixture::process(&silent, [msg("silent", "{}")]).await;
     of_unknown_rule(&fixture).await;
-    // The newest rule binds: what has the older one alone must have been started before.
+    // The newest rule binds: a process that has the older one alone must have been started before.
     let mut olds = Vec::new();
     for _ in 0..2 * CALLS.iter().filter(|(rules, ..)| *rules == Rules::Old).count() {
         let old = plain();

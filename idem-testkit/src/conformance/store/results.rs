@@ -61,7 +61,7 @@ fn ok(text: &str) -> Option<Result<StoredResult, NotKept>> {
     Some(Ok(StoredResult::new(false, answer(text))))
 }
 
-/// V1: what a handler has set is committed with its record, and every repeat gets it byte for byte, in another process too.
+/// V1: a handler's result is committed with its record, and every repeat gets it byte for byte, in another process too.
 pub async fn v1_a_result_is_kept_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -150,7 +150,7 @@ pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreU
     fixture.assert_effects([("a", "a"), ("b", "b")]).await;
 }
 
-/// V2: a caller who comes while the first one runs waits for it, and gets its result.
+/// V2: a call that comes while the first one runs waits for it, and gets its result.
 pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     // With a single writer, a call waits for any other unit, and for no longer than its time-out.
@@ -295,7 +295,7 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
     assert!(fixture.effects().await.is_empty());
 }
 
-/// V9: cleanup removes a result with its record and not before, so that what runs again has a result of its own.
+/// V9: cleanup removes a result with its record and not before, so that a message that runs again has a result of its own.
 pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -364,7 +364,7 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     assert!(call("a").await.unwrap().replayed);
 }
 
-/// V10: what a worker has handled that keeps no results is known to have none.
+/// V10: a message that was handled by a worker without results is known to have none.
 pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -412,7 +412,7 @@ pub async fn v11_a_refusal_after_a_failed_statement_is_kept<T: StoreUnderTest>(s
     assert_eq!((fixture.runs.all().len(), fixture.effects().await.len()), (1, 0));
 }
 
-/// V11: of many who ask at once, each to be refused, one runs.
+/// V11: of many calls at once, each to be refused, one runs.
 pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {

@@ -98,7 +98,7 @@ impl Arrangement {
 #[error("this database does not offer that")]
 pub struct NotOffered;
 
-/// A store with a fresh database of its own, and what the suite needs to look into it.
+/// A store with a fresh database of its own, and the means by which the suite looks into it.
 ///
 /// The factory that is given to [`store_conformance!`](crate::store_conformance) makes one for each case: an empty
 /// database with idem's schema and a table of the suite's own for [`Effect`]s.
@@ -160,7 +160,7 @@ pub trait StoreUnderTest: Sized + Send + Sync + 'static {
         std::future::ready(None)
     }
 
-    /// Removes the database. Called after a case that went well; what a red case leaves is kept for a look at it.
+    /// Removes the database. Called after a case that went well; the database of a red case is kept for a look at it.
     fn discard(self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

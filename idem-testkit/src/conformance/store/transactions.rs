@@ -63,7 +63,8 @@ pub async fn unread_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
     swallowed_is_not_acknowledged(subject, HandlerAction::UnreadFailure).await;
 }
 
-/// A10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.
+/// A10: a unit that a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its
+/// message.
 pub async fn deferred_error_at_commit_is_a_failure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !fixture.offers(HandlerAction::DeferredFailure).await {
@@ -226,7 +227,7 @@ pub async fn nothing_is_visible_before_the_commit<T: StoreUnderTest>(subject: &T
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// S4: what is said of a failed statement holds no value of the message.
+/// S4: the error of a failed statement holds no value of the message.
 pub async fn an_errors_text_quotes_no_payload<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !fixture.offers(HandlerAction::FailingStatement).await {

@@ -37,7 +37,8 @@ async fn every_event_arrives_once_and_in_order_and_the_outbox_is_empty() {
     assert_eq!(fixture.outbox().backlog(None).await.unwrap()[0].relayed_by, None, "the lease was released");
 }
 
-/// O2: what was sent and not confirmed when its relay dies is sent again under its id; another relay goes on within 2 s.
+/// O2: an event that was sent and not confirmed when its relay dies is sent again under its id; another relay goes on within 2
+/// s.
 #[tokio::test(start_paused = true)]
 async fn o2_a_relay_that_dies_before_the_confirmation_leaves_a_copy_and_no_hole() {
     let fixture = Fixture::new();
@@ -343,7 +344,7 @@ async fn o25_an_event_whose_first_copy_is_old_is_left_to_a_person() {
 
 /// Another event comes, and an hour later this relay: it leaves the one from before to a person.
 async fn the_first_is_stale_an_hour_later(fixture: &Fixture, relay: idem_core::Relay) {
-    // Behind the end of the first relay's lease: what could go before may have been in its hands.
+    // Behind the end of the first relay's lease: an event that could go before may have been in its hands.
     sleep(Duration::from_secs(2)).await;
     fixture.commit_many("a", 1..2).await;
     sleep(Duration::from_secs(60 * 60)).await;
@@ -400,8 +401,8 @@ async fn o25_an_event_that_a_relay_died_with_may_have_been_sent() {
     assert_eq!(topic.arrived(), ["0", "1"], "nobody had the second one in hand");
 }
 
-/// O25: a relay that ends without having noted what became of an event leaves its lease to run out, or the next one would take it for
-/// one that has nothing in hand.
+/// O25: a relay that ends without having noted the outcome of an event leaves its lease to run out, or the next one would
+/// assume that it had no events in hand.
 #[tokio::test(start_paused = true)]
 async fn o25_a_relay_that_could_not_note_an_outcome_does_not_release_its_destination() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -511,7 +512,7 @@ async fn o2_a_relay_that_marks_first_is_found() {
     assert_eq!(lost, 12);
 }
 
-/// O3: what was confirmed and could not be noted is noted once the database answers again; it is no copy.
+/// O3: a confirmed event that could not be noted is noted once the database answers again; it is no copy.
 #[tokio::test(start_paused = true)]
 async fn o3_a_confirmation_outlives_an_outage_of_the_database() {
     let (fixture, topic) = (Fixture::new(), Topic::new());

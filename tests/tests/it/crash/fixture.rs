@@ -110,7 +110,7 @@ impl Fixture {
     /// Takes everything down; a row that failed does not get here.
     pub(crate) async fn remove(self) {
         self.database.remove().await;
-        // Only logs of rows that failed are of use to anybody.
+        // Only logs of rows that failed are of use.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -140,7 +140,7 @@ async fn run(kind: Kind, fate: Fate, name: &str) -> Result<(), String> {
     }
     let copies = row.check().await?;
     match fate {
-        // Between what the destination has and what the outbox knows, and nowhere else.
+        // Between the arrival at the destination and the note in the outbox, and nowhere else.
         Fate::At(failpoint::RELAY_TAKEN | failpoint::RELAY_SETTLED) if copies > 0 => {
             return Err(format!("{copies} copies, and none was necessary"));
         }

@@ -1,4 +1,4 @@
-//! The pages of `docs`: the guide's commands run, its statements do what is said of them, all links lead somewhere.
+//! The pages of `docs`: the guide's commands run, its statements do what the text says, all links lead somewhere.
 
 use std::path::Path;
 

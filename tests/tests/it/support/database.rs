@@ -1,4 +1,4 @@
-//! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and what can be read back.
+//! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and the rows that can be read back.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     TokioPostgres,
     /// The same, handlers at once.
     TokioPostgresPipelined,
-    /// The same, one batch handler, with the cache of committed keys: what the benchmark's fastest line uses.
+    /// The same, one batch handler, with the cache of committed keys: as the benchmark's fastest line has it.
     TokioPostgresTogether,
     SqliteStore,
 }

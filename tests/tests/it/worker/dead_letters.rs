@@ -170,7 +170,7 @@ async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
     assert!(lines.iter().any(|line| line.contains("its row alone has it") && line.contains("expired")), "{lines:?}");
 }
 
-/// J57: what the row does not have is not acknowledged for that.
+/// J57: a message that the row does not have is not acknowledged for it.
 #[tokio::test]
 async fn j57_what_only_a_publisher_could_keep_waits_on() {
     let fixture = Fixture::new();
@@ -250,8 +250,8 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
     assert!(letter.replayed.is_some(), "{letter:?}");
 }
 
-/// A32: what the broker has confirmed is not published again when its original is delivered once more, as after a crash
-/// between the two.
+/// A32: a dead letter that the broker has confirmed is not published again when its original is delivered once more, as
+/// after a crash between the two.
 #[tokio::test(flavor = "multi_thread")]
 async fn a32_a_confirmed_dead_letter_is_not_published_again() {
     let fixture = Fixture::new();

@@ -104,7 +104,7 @@ async fn d25_an_io_error_of_a_handler_is_not_the_databases() {
     assert_eq!((letter.reason, letter.attempts), (Reason::AttemptsExhausted, 3));
 }
 
-/// D26: what the database cannot serve is waited for, and not for ever.
+/// D26: a message that the database cannot serve waits, and not for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn d26_a_table_that_never_comes_is_charged_after_a_while() {
     let letter = ends(Poison::NoSuchTable, Duration::from_millis(50)).await;

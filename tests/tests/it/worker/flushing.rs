@@ -1,4 +1,4 @@
-//! D38: what is settled is at the broker before a message runs that may kill the process.
+//! D38: settlements are at the broker before a message runs that may kill the process.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! The forms of a handler: closures, decoded payloads, fallbacks, boxes, and what runs around them.
+//! The forms of a handler: closures, decoded payloads, fallbacks, boxes, and layers around them.
 
 use std::{
     collections::BTreeMap,
@@ -121,7 +121,7 @@ async fn what_runs_around_a_handler_is_of_its_transaction() {
     assert_eq!(fixture.store.rows("around").len(), 1, "the failed message's row was rolled back with its effect");
 }
 
-/// C12: what runs around a router hides neither the type nor that it belongs to what is hashed.
+/// C12: a layer around a router hides neither the type nor that the hash covers it.
 #[tokio::test(flavor = "multi_thread")]
 async fn c12_what_runs_around_a_router_leaves_the_type_in_the_hash() {
     let fixture = Fixture::new();

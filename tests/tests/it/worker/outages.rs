@@ -232,7 +232,7 @@ async fn a25_an_attempt_that_never_ran_is_not_charged() {
     assert_eq!((summary.processed, summary.dead_lettered), (1, 0));
 }
 
-/// A27: what the database cannot serve one message, on a connection that answers, charges that message nothing, however
+/// A27: an outage of the database for one message, on a connection that answers, charges that message nothing, however
 /// often; a deploy that takes a table away for a while would otherwise set good messages aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a27_a_statement_that_cannot_be_served_charges_no_attempt() {
@@ -285,7 +285,7 @@ async fn d42_a_message_that_takes_the_server_down_ends() {
         (0..20).for_each(|n| drop(fixture.publish(&format!("a{n}"), "x")));
         fixture.publish("poison", "x");
         (0..20).for_each(|n| drop(fixture.publish(&format!("b{n}"), "x")));
-        // Hardly anybody else asks the server meanwhile, so the faults meet the lane.
+        // Hardly any other request reaches the server meanwhile, so the faults meet the lane.
         let worker = Worker::builder(consumer, fixture.queue.source())
             .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(20)))
             .give_back_after(give_back_after)

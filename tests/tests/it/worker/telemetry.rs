@@ -133,8 +133,8 @@ async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
 }
 
-/// After a full unit of nothing but duplicates the next is looked up, which takes no claim; what is new in it is
-/// then claimed and handled.
+/// After a full unit of nothing but duplicates the next is looked up, which takes no claim; its new messages are then
+/// claimed and handled.
 #[tokio::test]
 async fn a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
     let recorder = DebuggingRecorder::new();

@@ -105,7 +105,7 @@ async fn a34_a_message_that_is_too_large_has_its_key() {
     assert_eq!(fixture.dead_letters().await[0].key.as_ref().unwrap().as_str(), "its-record-key");
 }
 
-/// A35: neither row nor publisher has the payload, so the message stays with the broker, alone, and everybody sees it.
+/// A35: neither row nor publisher has the payload, so the message stays with the broker, alone, and is visible everywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a35_what_cannot_be_kept_is_held_and_the_others_go_on() {
     let fixture = in_order();

@@ -95,7 +95,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         }
     }
 
-    /// Takes a step. Answers what was answered, and what can be seen of the consumer afterwards.
+    /// Takes a step. Answers the store's answer, and the visible state of the consumer afterwards.
     pub(super) async fn take(&mut self, step: &Step) -> String {
         let answer = within("a step of a sequence", self.act(step)).await;
         let answer = answer.unwrap_or_else(|error| told(&error));
@@ -386,7 +386,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         let id = number(&mut self.letters, row.id);
         let StoredDeadLetter { key, origin, reason, attempts, error, fingerprint, copies, payload_kept, .. } = row;
         let (published, replayed) = (row.published_at.is_some(), &row.replayed);
-        // The clock was read before what has just been stored.
+        // The clock was read before the row was stored.
         let age = if self.age(row.first_at) == 0 { "new" } else { "old" };
         format!(
             "dead letter {id}: {key:?} {origin:?} {reason} {attempts} {error:?} {fingerprint:?} copies {copies} kept \

@@ -56,7 +56,7 @@ pub(crate) fn on_one_thread(kind: &str, messages: usize) -> Result<Value, Box<dy
         SILENT => (NullStore::NewBesideAnOutbox, None, usize::MAX),
         DUPLICATE => (NullStore::EverythingIsRecorded, None, usize::MAX),
         CACHED => (NullStore::EverythingIsNew, Some(NEVER), CACHED_KEYS),
-        _ => return Err(format!("{kind} is none of {KINDS:?}").into()),
+        _ => return Err(format!("{kind} is not one of {KINDS:?}").into()),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let consumer = consumer(store)?;

@@ -1,4 +1,4 @@
-//! [`deliver`]: one delivery of one message, for people's tests of their handlers.
+//! [`deliver`]: one delivery of one message, for users' tests of their handlers.
 
 use std::{any::type_name, collections::HashSet, sync::Arc};
 

@@ -136,7 +136,7 @@ impl PostgresUnit<'_> {
         }
     }
 
-    /// Whose fault it is that something was not written.
+    /// The error of a failed write, with its cause.
     pub(crate) async fn explain(&self, source: Error) -> StoreError {
         // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");

@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
 use crate::{PostgresStore, driver::Driver, link::Link};
 
-/// A connection for units of work, with what has to be known of it. Dropping it closes it.
+/// A connection for units of work, with the facts about it. Dropping it closes it.
 pub struct PostgresSession {
     pub(crate) link: Link,
     /// The session's own limits, which a claim puts back when it is done with idem's.

@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// A caller was answered, who asked when the store had gone back so often.
+    /// A caller was answered; `times` is how often the store had gone back when it asked.
     fn answered_for(&self, operation: usize, times: u32, answer: Answer) {
         self.journal.note(&Happened::Noted(format!("operation {operation} is answered: {answer:?}")));
         // The store may have lost the effect meanwhile.

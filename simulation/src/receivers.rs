@@ -200,7 +200,7 @@ impl Client {
     fn arrives(&self, event: &OutgoingEvent) {
         let (world, id) = (&self.world, event.key.as_str());
         let Some(of) = Of::event(event) else {
-            return world.journal.breach(Rule::EventOfNothing, format!("{id} is an event that nobody published"));
+            return world.journal.breach(Rule::EventOfNothing, format!("{id} is an event that was never published"));
         };
         let (process, to) = (self.process, name(self.number));
         world.journal.note(&Happened::Noted(format!("process {process}: event {of} arrives at {to} as {id}")));
@@ -223,7 +223,8 @@ impl Client {
             }
         }
         if received.confirmed.get(&of).is_some_and(|before| *before == effects) && !world.may_send_copies() {
-            let text = format!("event {of} was confirmed, and comes again although nothing was lost and nobody died");
+            let text =
+                format!("event {of} was confirmed, and comes again although nothing was lost and no process died");
             world.journal.breach(Rule::NeedlessCopy, text);
         }
         let place = received.first.len();
@@ -309,7 +310,7 @@ impl World {
         on_their_way
     }
 
-    /// A person lets those go whose attempts are used up.
+    /// An operator frees the events whose attempts are used up.
     pub(crate) async fn let_events_go(&self) {
         let Some(outbox) = self.store.outbox() else { return };
         let failed = outbox.events(None, Some(EventState::Failed), u32::MAX).await.unwrap_or_default();

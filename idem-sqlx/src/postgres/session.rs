@@ -9,7 +9,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use super::{Driver, Manager, PostgresStore, error};
 
-/// A connection for units of work, with what has to be known of its session. Dropping it closes it.
+/// A connection for units of work, with the facts about its session. Dropping it closes it.
 ///
 /// For sqlx it is in a transaction as long as it lives, so that nested ones are savepoints: the seal goes out together with
 /// COMMIT, in one text that sqlx's own commit could not send, and BEGIN with its limits is a text too.

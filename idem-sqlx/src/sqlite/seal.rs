@@ -1,4 +1,4 @@
-//! The seal: SQLite asks us before each commit on a session, and only the one that idem sent passes.
+//! The seal: SQLite calls a hook before each commit on a session, and only the one that idem sent passes.
 //!
 //! A handler's raw `COMMIT` in mid-batch would otherwise commit the claims of messages that never ran, and each of their
 //! redeliveries would pass for a duplicate (A12). SQLite turns a refused commit into a rollback.

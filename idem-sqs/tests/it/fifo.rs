@@ -129,7 +129,7 @@ async fn f6_a_stop_gives_groups_back_in_order_on_the_fake() {
     a_handover(Server::fake().await).await;
 }
 
-/// The queue drops what is sent again within five minutes, and after that it is the engine that does.
+/// The queue drops a copy within five minutes, and after that the engine does.
 #[tokio::test(flavor = "multi_thread")]
 async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
     let queue = Server::fake().await.queue(".fifo").await;

@@ -62,8 +62,8 @@ struct RemoteSeat {
     receiving: AsyncMutex<Receiving>,
 }
 
-/// Kept so that a receive which is dropped in mid-call loses nothing: the next one takes its answer, and hands over no
-/// more of it than it is asked for itself.
+/// Kept so that a receive which is dropped in mid-call loses nothing: the next one takes its answer, and hands over at
+/// most its own maximum of it.
 #[derive(Debug, Default)]
 struct Receiving {
     /// In the order of asking. The broker ends each when the next arrives.

@@ -34,7 +34,7 @@ use self::{fault::Faults, state::State};
 /// A transactional store in the memory of this process, **for tests only**: a restart forgets every key, and with it
 /// the promise.
 ///
-/// Beyond that it does what a database server does, so that the engine and people's handlers can be tested without one:
+/// Beyond that it does what a database server does, so that the engine and users' handlers can be tested without one:
 /// a claim waits for uncommitted twins of its keys and for nothing else, a unit is rolled back as a whole, a failed
 /// statement spoils its transaction, a COMMIT that idem did not send is refused, and a commit's answer can be lost.
 /// Clones share everything, as connections to one database do. It keeps the whole contract of [`Store`] and runs the

@@ -1,4 +1,4 @@
-//! [`deliver`] and the faults of [`MemoryStore`], as people's own tests use them.
+//! [`deliver`] and the faults of [`MemoryStore`], as users' tests use them.
 
 use std::{sync::Arc, time::Duration};
 

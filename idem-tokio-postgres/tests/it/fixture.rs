@@ -46,7 +46,7 @@ pub(crate) struct Fixture {
     pub(crate) store: PostgresStore,
     pub(crate) schema: SchemaName,
     pub(crate) config: Config,
-    /// For looking and arranging, as an administrator does. A connection costs the server more than most of what it is asked.
+    /// For looking and arranging, as an administrator does. A connection costs the server more than most statements.
     admin: Mutex<Option<Arc<Client>>>,
     /// Whether another case has it after this one.
     is_reused: bool,
@@ -122,7 +122,7 @@ impl Fixture {
     }
 
     fn unmade(mut config: Config, schema: SchemaName, admin: Option<Arc<Client>>, is_reused: bool) -> Self {
-        // So that handlers name their tables as people do, without a schema.
+        // So that handlers name their tables without a schema, as usual.
         config.options(format!("-c search_path={schema}"));
         let store = PostgresStore::with_options(config.clone()).schema(schema.clone()).build().unwrap();
         Self { store, schema, config, admin: Mutex::new(admin), is_reused, own_server: None }

@@ -131,7 +131,7 @@ impl Fixture {
     /// A schema without idem's tables.
     pub(super) async fn empty_on(url: &str) -> Self {
         let schema = fresh_name();
-        // So that handlers name their tables as people do, without a schema.
+        // So that handlers name their tables without a schema, as usual.
         let connection: PgConnectOptions = url.parse().unwrap();
         let connection = connection.disable_statement_logging().options([("search_path", schema.as_str())]);
         let admin = PgPoolOptions::new().max_connections(4).connect_with(connection.clone()).await.unwrap();

@@ -44,7 +44,7 @@ pub(super) async fn give_up(fixture: Fixture, groups: &[&str]) {
     fixture.drop().await;
 }
 
-/// S25: whose unique keys fill the table, by the server's own statistics, which a worker may read.
+/// S25: the tenant whose unique keys fill the table is named, by the server's own statistics, which a worker may read.
 #[tokio::test]
 async fn s25_the_largest_tenant_is_told() {
     let fixture = Fixture::new().await;

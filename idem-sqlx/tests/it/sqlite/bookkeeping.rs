@@ -193,7 +193,7 @@ async fn a_replay_is_taken_once_and_whole() {
     assert_eq!(replayed(stored.id).as_deref(), Some("processed"));
     assert_eq!(replayed(empty.id).as_deref(), Some("failed: permanent: again"));
     assert_eq!(replayed(dropped.id), None);
-    // One whose worker died can be taken again after a while.
+    // A replay whose worker died can be taken again after a while.
     assert_eq!(store.bookkeeping().request_replay(&[empty.id]).await.unwrap(), 1);
     assert_eq!(store.bookkeeping().take_replays(&orders, RunId(4), 10).await.unwrap().len(), 1);
     assert!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().is_empty());

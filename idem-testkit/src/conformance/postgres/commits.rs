@@ -155,7 +155,7 @@ pub async fn a7_a_commit_that_hangs_is_unknown_in_bounded_time<T: PostgresUnderT
         let keys: Vec<String> = keys(count).into_iter().map(|key| format!("{count}-{key}")).collect();
         hang_commits(subject, "nobody").await;
         let seen = tokio::time::timeout(PATIENCE, process(&hasty, messages(&keys))).await;
-        assert_eq!(seen.expect("bounded"), "B".repeat(count), "held by what hangs, and acknowledged by nobody");
+        assert_eq!(seen.expect("bounded"), "B".repeat(count), "held by a commit that hangs, and never acknowledged");
         let of_these = format!("SELECT count(*) = {count} FROM effects WHERE key LIKE '{count}-%'");
         assert_eq!(subject.texts(&of_these).await, ["f"], "invisible while it hangs");
         hang_commits(subject, "").await;

@@ -256,14 +256,14 @@ pub async fn b22_a_unique_violation_of_the_handlers_own_is_permanent<T: Postgres
     assert_eq!(effects(subject).await, ["order-000", "order-002"]);
 }
 
-/// How people hand a driver's error on.
+/// The ways in which handlers commonly pass a driver's error on.
 #[derive(Debug, thiserror::Error)]
 enum Wrapped<E: std::error::Error + 'static> {
     #[error(transparent)]
     Transparent(E),
     #[error("the ledger failed")]
     WithContext(#[source] E),
-    #[error("the ledger failed, and nobody says why")]
+    #[error("the ledger failed, without a cause")]
     OwnText,
     #[error("the ledger failed: {0}")]
     Stringified(String),

@@ -32,7 +32,7 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
     fn store(&self) -> &Self::Store;
 
     /// Another store on this schema, whose sessions begin with these settings; on this port of `127.0.0.1` in place of the server's
-    /// own, if one is given. There a proxy listens that wants to read along, so it is asked for without TLS.
+    /// own, if one is given. On that port a proxy reads the traffic, so the connection is made without TLS.
     fn another(&self, port: Option<u16>, settings: &[(&str, &str)]) -> Self::Store;
 
     /// `host:port` of the server.

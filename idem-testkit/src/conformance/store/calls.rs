@@ -89,7 +89,7 @@ pub async fn v16_a_refusal_among_calls_takes_back_its_own<T: StoreUnderTest>(sub
     let are_errors: Vec<_> = ended.iter().map(|ended| value(ended).is_error).collect();
     let expected = [true, false, true, true, false].into_iter().chain(spoilt.then_some(true)).chain([false]);
     assert_eq!(are_errors, expected.collect::<Vec<_>>());
-    assert_eq!(fixture.spy.claimed().len() - before, 1, "nobody ran again");
+    assert_eq!(fixture.spy.claimed().len() - before, 1, "no call ran again");
     let effects = fixture.effects().await;
     assert_eq!(effects.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b", "e", "g"]);
     assert_eq!(fixture.recorded().await.len(), ended.len(), "a refusal has its record");

@@ -89,7 +89,7 @@ pub async fn one_waiter_runs_when_the_winner_rolls_back<T: StoreUnderTest>(subje
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// Those who waited for a claim whose winner commits are duplicates, and none of them runs.
+/// The waiters for a claim whose winner commits are duplicates, and none of them runs.
 pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kinds = waiters(&fixture, "paid", End::Commits).await;
@@ -97,7 +97,7 @@ pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTe
     assert!(fixture.runs.all().is_empty());
 }
 
-/// Those who waited with another payload are conflicts when the winner commits.
+/// Waiters with another payload are conflicts when the winner commits.
 pub async fn every_waiter_with_another_payload_is_a_conflict_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kinds = waiters(&fixture, "refunded", End::Commits).await;

@@ -346,7 +346,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
             store_dead_letter(&fixture, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id,
         );
     }
-    assert!(take(&fixture, &registered).await.is_empty(), "nobody has asked yet");
+    assert!(take(&fixture, &registered).await.is_empty(), "no replay was asked for yet");
     assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
     let mut replays = take(&fixture, &registered).await;
     replays.sort_by_key(|replay| replay.id);

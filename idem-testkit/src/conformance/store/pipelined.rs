@@ -120,7 +120,11 @@ pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject
     let call = tokio::spawn(async move { process(&consumer, messages).await });
     gate.arrived(2).await;
     fixture.assert_effects([]).await;
-    assert_eq!(fixture.runs.all(), ["a-1", "b-1", "c"], "nobody overtakes in an ordering key, and others do not wait");
+    assert_eq!(
+        fixture.runs.all(),
+        ["a-1", "b-1", "c"],
+        "no message overtakes in its ordering key, and others do not wait"
+    );
     gate.open();
     assert_eq!(call.await.unwrap(), [Kind::Processed; 6]);
     let runs = fixture.runs.all();
@@ -224,7 +228,7 @@ pub async fn what_belongs_to_all_is_out_of_one_handlers_reach<T: StoreUnderTest>
     let Some(consumer) = at_once(&fixture, 100, plan) else { return };
     let keys = many();
     assert_eq!(process(&consumer, keys.iter().map(|key| msg(key, "paid"))).await, vec![Kind::Processed; 20]);
-    assert_eq!(fixture.runs.all().len(), 20, "nothing was spoilt, so nobody ran twice");
+    assert_eq!(fixture.runs.all().len(), 20, "nothing was spoilt, so no message ran twice");
     fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 

@@ -115,7 +115,7 @@ pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     assert!(fixture.recorded().await.is_empty());
 }
 
-/// C4: it can be seen what a cycle would remove, how far behind cleanup is, and who came last.
+/// C4: operators can see how much a cycle would remove, how far behind cleanup is, and who cleaned last.
 pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();

@@ -68,7 +68,7 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     slow.append(&appended(&registered, ids[0], "slow", Event::to("payments").body("slow"))).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("fast", None)]).await;
     let fast = next(&*outbox, ids[0]).await;
-    assert_eq!(bodies(&fast), ["fast"], "what is not committed is not answered");
+    assert_eq!(bodies(&fast), ["fast"], "an uncommitted event is not answered");
     settle(&*outbox, ids[0], fast[0].number, EventEnd::Published).await;
     slow.commit().await.unwrap();
     let late = next(&*outbox, ids[0]).await;

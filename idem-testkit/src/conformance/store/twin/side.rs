@@ -361,7 +361,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         }
     }
 
-    /// Dead letters and controls, as people and workers see them.
+    /// Dead letters and controls, as operators and workers see them.
     async fn look(&mut self) -> String {
         let mut seen = String::new();
         for (number, scope) in self.scopes.clone().into_iter().enumerate() {

@@ -42,8 +42,8 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether it may change what people and workers see of a consumer without claiming anything. The rest is looked at in
-    /// the end.
+    /// Whether it may change the view that operators and workers have of a consumer without claiming anything. The rest is
+    /// looked at in the end.
     pub(super) fn can_be_seen(&self) -> bool {
         match self {
             Self::Register { .. }

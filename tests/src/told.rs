@@ -22,7 +22,7 @@ pub struct Told {
 /// The lines of the file, copies too, in the order of their arrival.
 ///
 /// # Errors
-/// Where a line is none that a [`FilePublisher`] writes. A file that is not there has no lines.
+/// Where a line is not one that a [`FilePublisher`] writes. A file that is not there has no lines.
 pub fn read(file: &Path) -> Result<Vec<Told>, serde_json::Error> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().map(serde_json::from_str).collect()

@@ -1,5 +1,6 @@
 //! S11: every function in every statement is called by its full name, so that no function of another role's in the
-//! search_path can be it. That operators cannot be taken over either is asked of the server, beside each crate's statements.
+//! search_path can be it. The server's check that operators cannot be taken over either stands beside each crate's
+//! statements.
 
 use std::path::{Path, PathBuf};
 

@@ -102,11 +102,7 @@ fn in_the_store() -> Vec<Planted> {
             Theme::Small,
             "events go although one of their ordering key before them waits (O24)",
         ),
-        planted(
-            Defect::EventsByKeyAlone,
-            Theme::Small,
-            "an event is known by its key alone, for every destination (O15)",
-        ),
+        planted(Defect::EventsByKeyAlone, Theme::Small, "an event is known by its key alone, at all receivers (O15)"),
         planted(Defect::LeasesToAll, Theme::Small, "every relay has every destination (O11)"),
         planted(Defect::LosesResults, Theme::Small, "a commit keeps the effects and loses the answers (V1)"),
         planted(Defect::ResultsByKeyAlone, Theme::Small, "tenants with one key have each other's answers (V5)"),

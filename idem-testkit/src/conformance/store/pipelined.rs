@@ -120,11 +120,7 @@ pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject
     let call = tokio::spawn(async move { process(&consumer, messages).await });
     gate.arrived(2).await;
     fixture.assert_effects([]).await;
-    assert_eq!(
-        fixture.runs.all(),
-        ["a-1", "b-1", "c"],
-        "no message overtakes in its ordering key, and others do not wait"
-    );
+    assert_eq!(fixture.runs.all(), ["a-1", "b-1", "c"], "none overtakes in an ordering key, and others do not wait");
     gate.open();
     assert_eq!(call.await.unwrap(), [Kind::Processed; 6]);
     let runs = fixture.runs.all();

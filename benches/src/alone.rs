@@ -1,5 +1,5 @@
-//! What is measured in a process of its own: memory, because what an earlier measurement left behind is not the worker's;
-//! and what runs on one thread.
+//! Measurements in a process of their own: memory, because the leftovers of an earlier measurement are not the worker's;
+//! and measurements on one thread.
 
 use std::{error::Error, process::Stdio};
 
@@ -13,7 +13,7 @@ use crate::{
 /// The first argument of such a process.
 pub(crate) const FLAG: &str = "--alone";
 
-/// What such a process does, and prints as JSON.
+/// Runs the measurement of such a process, whose result is printed as JSON.
 pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
     let runtime = tokio::runtime::Runtime::new()?;
     match arguments {
@@ -65,7 +65,7 @@ pub(crate) fn resident_mib_of(process: &str) -> Result<usize, Box<dyn Error>> {
     Ok(kib / 1024)
 }
 
-/// What was measured, for the process that asked.
+/// The measurement, for the process that asked.
 pub(crate) fn answer(resident_mib: &[usize], messages: usize, seconds: f64) -> Value {
     json!({ "resident_mib": resident_mib, "messages": messages, "rate": (messages as f64 / seconds).round() })
 }

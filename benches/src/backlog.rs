@@ -1,4 +1,4 @@
-//! A source that has its whole backlog in hand, so that what is measured is the engine and the database.
+//! A source that has its whole backlog in hand, so that the engine and the database alone are measured.
 
 use std::{
     error::Error,
@@ -24,7 +24,7 @@ pub(crate) struct Backlog {
     make: Make,
     size: usize,
     handed_over: Mutex<usize>,
-    /// What making the messages took, which is the broker's part.
+    /// The time that making the messages took, which is the broker's part.
     making: Mutex<Duration>,
     settled: AtomicUsize,
     done: watch::Sender<bool>,
@@ -83,7 +83,7 @@ impl Source for Backlog {
     }
 
     async fn settle(&self, settlements: Vec<((), Settle)>) -> Vec<Settled> {
-        // What a stop gives back was not handled.
+        // Messages that a stop gives back were not handled.
         let done = settlements.iter().filter(|(_, settle)| matches!(settle, Settle::Acknowledge(_))).count();
         let settled = self.settled.fetch_add(done, Ordering::Relaxed) + done;
         if settled >= self.size {

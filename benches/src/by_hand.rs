@@ -1,4 +1,4 @@
-//! The loops that people write, on sqlx: what idem is measured against.
+//! Loops written by hand, on sqlx, with which idem is compared.
 
 use std::{error::Error, time::Duration};
 

@@ -1,4 +1,4 @@
-//! One message a call: what an endpoint or a receive loop of one's own does, at 1, 16 and 64 callers.
+//! One message a call: the load of an endpoint or of a user's own receive loop, at 1, 16 and 64 callers.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ pub(crate) const ON_TOKIO_POSTGRES: &str = "idem, process_one, on tokio-postgres
 pub(crate) const SHARED: &str = "idem, process_one, units shared";
 pub(crate) const SHARED_ON_TOKIO_POSTGRES: &str = "idem, process_one, units shared, on tokio-postgres";
 
-/// What is measured: pgbench by its own clock, all others by calls.
+/// A line of the table: pgbench by its own clock, all others by calls.
 #[derive(Clone, Copy)]
 enum Measured {
     PgBench(Claims),
@@ -102,7 +102,7 @@ async fn compare(callers: usize, (url, rounds, time): At<'_>) -> Result<[Table; 
     ])
 }
 
-/// What a round used, without what prepared it.
+/// The resources that a round used, without its preparation.
 struct Used {
     wal: i64,
     processor: Duration,
@@ -129,7 +129,7 @@ impl Meter<'_> {
     }
 }
 
-/// What this process has used of all processors, by a clock of 10 ms.
+/// The time that this process has used of all processors, by a clock of 10 ms.
 fn processor() -> Result<Duration, Box<dyn Error>> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(") ").ok_or("/proc/self/stat names no program")?;
@@ -163,7 +163,7 @@ impl Measured {
     }
 }
 
-/// What calls are made on, one message each.
+/// The connections or the engine that calls are made on, one message each.
 enum Ready {
     Kept(Vec<Mutex<PgConnection>>),
     KeptOnTokioPostgres(Vec<Mutex<OnTokioPostgres>>),
@@ -236,10 +236,10 @@ where
     Ok(consumer)
 }
 
-/// So many calls are counted for the table of allocations.
+/// The number of calls for the table of allocations.
 const COUNTED: usize = 2_000;
 
-/// What one caller allocates, in a process of its own on one thread, because allocations are counted by thread.
+/// The allocations of one caller, in a process of its own on one thread, because allocations are counted by thread.
 async fn allocations(url: &str) -> Result<Table, Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
     let mut lines = Vec::new();
@@ -281,7 +281,7 @@ pub(crate) fn on_one_thread(name: &str, url: &str) -> Result<Value, Box<dyn Erro
 /// The number of the first message that nothing counts: none of those that count comes as far.
 const WARMING: usize = 1 << 32;
 
-/// What the callers get done in the time, with messages of these numbers and up.
+/// The calls that are done in the time, with messages of these numbers and up.
 async fn side_by_side(
     callers: usize,
     first: usize,

@@ -1,4 +1,4 @@
-//! Cleanup on a large table: what a pass takes, whether turnovers bloat the table, and what claims beside it notice.
+//! Cleanup on a large table: the time of a pass, the bloat after turnovers, and the effect on claims beside it.
 
 use std::{
     error::Error,

@@ -1,5 +1,5 @@
-//! What the engine itself costs, with a store that does nothing: time, allocations, instructions, and whether its memory
-//! stays flat.
+//! The cost of the engine itself, with a store that does nothing: time, allocations, instructions, and whether its
+//! memory stays flat.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ async fn nothing(_: &Message, _: &mut Tx<'_, NullStore>) -> Result<(), HandlerEr
     Ok(())
 }
 
-/// Making it is the broker's part, so what it allocates is not counted, nor how long it takes.
+/// Making it is the broker's part, so neither its allocations nor its time are counted.
 fn message(n: usize) -> Message {
     let mut message = None;
     allocation_counter::opt_out(|| {
@@ -39,7 +39,7 @@ fn consumer(store: NullStore) -> Result<DedupConsumer<NullStore>, ConfigError> {
     consumer.busy_timeout(NEVER).lanes(1).build()
 }
 
-/// The names of the lines, and of what a process of its own is asked to measure.
+/// The names of the lines, and of the measurements in a process of their own.
 pub(crate) const FRESH: &str = "a fresh message";
 pub(crate) const SILENT: &str = "a fresh one of a handler that may publish and does not";
 const DUPLICATE: &str = "a duplicate, as the store says";
@@ -56,7 +56,7 @@ pub(crate) fn on_one_thread(kind: &str, messages: usize) -> Result<Value, Box<dy
         SILENT => (NullStore::NewBesideAnOutbox, None, usize::MAX),
         DUPLICATE => (NullStore::EverythingIsRecorded, None, usize::MAX),
         CACHED => (NullStore::EverythingIsNew, Some(NEVER), CACHED_KEYS),
-        _ => return Err(format!("{kind} is none of {KINDS:?}").into()),
+        _ => return Err(format!("{kind} is not one of {KINDS:?}").into()),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let consumer = consumer(store)?;
@@ -68,7 +68,7 @@ pub(crate) fn on_one_thread(kind: &str, messages: usize) -> Result<Value, Box<dy
     Ok(json!({ "seconds": took?.as_secs_f64(), "allocations": counted.count_total, "bytes": counted.bytes_total }))
 }
 
-/// What a message costs in time, on one thread, and in allocations.
+/// The cost of a message in time, on one thread, and in allocations.
 pub(crate) async fn cost(rounds: usize, messages: usize) -> Result<Vec<Table>, Box<dyn Error>> {
     let (mut times, mut rates) = (KINDS.map(Line::new), Line::new(CACHED));
     for _ in 0..rounds {
@@ -88,7 +88,7 @@ pub(crate) async fn cost(rounds: usize, messages: usize) -> Result<Vec<Table>, B
     Ok(vec![engine, cached, allocations(messages.min(100_000)).await?])
 }
 
-/// Counted twice, so that what the start allocates is left out.
+/// Counted twice, so that the allocations of the start are left out.
 async fn allocations(messages: usize) -> Result<Table, Box<dyn Error>> {
     let mut lines = KINDS.map(Line::new);
     for (kind, line) in KINDS.iter().zip(&mut lines) {
@@ -104,7 +104,7 @@ async fn allocations(messages: usize) -> Result<Table, Box<dyn Error>> {
 }
 
 /// Instructions a message, as valgrind counts them, which no other program on the machine disturbs. Under it the cache
-/// answers nothing: everything is so slow that what it knows is always too old.
+/// answers nothing: everything is so slow that its entries are always too old.
 pub(crate) async fn instructions(messages: usize) -> Result<Table, Box<dyn Error>> {
     let kinds = [FRESH, SILENT, DUPLICATE];
     let mut lines = kinds.map(Line::new);

@@ -1,5 +1,5 @@
-//! What an event or an answer a message costs: the same handler without, with an event, and with an answer of 1 KiB, in
-//! pairs that are measured one after the other. No relay runs: it has a case of its own.
+//! The cost of an event or an answer a message: the same handler without, with an event, and with an answer of 1 KiB,
+//! in pairs that are measured one after the other. No relay runs: it has a case of its own.
 
 use std::{error::Error, time::Duration};
 
@@ -20,7 +20,7 @@ const DESTINATION: &str = "bench";
 
 const ANSWER_BYTES: usize = 1 << 10;
 
-/// What the handler hands in beside its effect.
+/// The output that the handler hands in beside its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tells {
     Nothing,
@@ -99,7 +99,7 @@ impl Compared {
         Self { id: table(is_tokio, batch), title, is_tokio, batch, rates: lines(), pairs: lines() }
     }
 
-    /// Each line once; every other round the other way round, so that what drifts meanwhile favours nobody.
+    /// Each line once; every other round the other way round, so that a drift favours no line.
     async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Box<dyn Error>> {
         let mut connection = PgConnection::connect(url).await?;
         let mut rates = [0.0; LINES.len()];
@@ -133,7 +133,7 @@ pub(crate) fn table(is_tokio: bool, batch: usize) -> String {
     format!("events-{}-{batch}", if is_tokio { "tokio" } else { "sqlx" })
 }
 
-/// What was told must be there, once a message.
+/// Checks that each message's event or answer is there once.
 async fn check(connection: &mut PgConnection, name: &str, tells: Tells, effects: usize) -> Result<(), Box<dyn Error>> {
     let of_its_own = match tells {
         Tells::Nothing => Work::Insert.counted().to_owned(),

@@ -1,4 +1,4 @@
-//! What the messages of a measurement are: message number `n` is always the same, so that it can come again.
+//! The messages of a measurement: message number `n` is always the same, so that it can come again.
 
 use idem_core::Message;
 use uuid::{Builder, Uuid};

@@ -69,7 +69,7 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
         // Before the rounds, which add rows of their own.
         let sizes = sizes(&mut connection, step).await?;
         if let Some((file, memory)) = &bound {
-            // What was not written yet cannot be given up.
+            // Pages that are not written yet cannot be given up.
             checkpoint(&mut connection).await?;
             std::fs::write(file, memory)?;
         }
@@ -127,7 +127,7 @@ async fn round(
     Idem { feed: Feed { first, ..idem.feed }, ..idem }.round(store, time).await
 }
 
-/// What the table and its indexes take.
+/// The sizes of the table and its indexes.
 async fn sizes(connection: &mut PgConnection, rows: usize) -> Result<Table, Box<dyn Error>> {
     let relations = "SELECT relname, pg_relation_size(oid) FROM pg_class
         WHERE relnamespace = 'idem_bench_grown'::regnamespace
@@ -186,7 +186,7 @@ async fn written(connection: &mut PgConnection) -> Result<f64, sqlx::Error> {
     sqlx::query_scalar(written).fetch_one(connection).await
 }
 
-/// What a rate and a retention come to, at the size that a row was measured to have.
+/// Prints the size that a rate and a retention lead to, at the measured size of a row.
 fn forecast(sizes: Option<&Table>, rows: usize) {
     let Some(sizes) = sizes.filter(|_| rows > 0) else { return };
     let bytes = sizes.lines.iter().map(Line::median).sum::<f64>() * 1e6 / rows as f64;

@@ -1,4 +1,4 @@
-//! A hot row: what is lost where messages of several lanes touch one customer's balance.
+//! A hot row: the loss where messages of several lanes touch one customer's balance.
 
 use std::{
     error::Error,

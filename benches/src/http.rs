@@ -29,7 +29,7 @@ use crate::postgres::{checkpoint, reset_tables, store};
 
 type Failed = Box<dyn Error>;
 
-/// What serves.
+/// The server that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The handler in a transaction, and no key.
@@ -72,8 +72,8 @@ impl Way {
     }
 }
 
-/// How many debits there are. Each has a key of its own, an answer where somebody keeps one, and is in its balance once. What was
-/// refused is no debit.
+/// How many debits there are. Each has a key of its own, an answer where answers are kept, and is in its balance once. A
+/// refused request is no debit.
 async fn debits(connection: &mut PgConnection, way: Way) -> Result<usize, Failed> {
     let records = match way {
         Way::Bare => "idem_bench.transactions",

@@ -124,7 +124,7 @@ impl Topic {
             handled += 1;
         }
         let took = started.map(|started| started.elapsed()).unwrap_or_default();
-        // Its end waits for the answer to every commit, which takes minutes and is nobody's time here.
+        // Its end waits for the answer to every commit, which takes minutes and is not measured.
         drop(std::thread::spawn(move || drop(consumer)));
         Ok(took)
     }

@@ -123,7 +123,7 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
         "http-memory" => vec![http::memory(&url, options.minutes).await?],
         "growth" => growth::measure(at, options.rows).await?,
         "steady" => growth::steady::measure(at, options.rows).await?,
-        _ => return Err(format!("{case} is none of the cases; ./bench --list names them").into()),
+        _ => return Err(format!("there is no case {case}; ./bench --list names them all").into()),
     })
 }
 

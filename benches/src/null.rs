@@ -1,4 +1,4 @@
-//! A store that does nothing, so that what is left to measure is the engine itself: every key is new, or every key has
+//! A store that does nothing, so that the engine itself is measured: every key is new, or every key has
 //! a record already.
 
 use std::{

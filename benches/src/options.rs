@@ -113,7 +113,7 @@ const CASES: [(&str, When, &str); 28] = [
     ("instructions", When::Asked, "the engine alone under valgrind: instructions a message; a minute"),
 ];
 
-/// What the command line asks for.
+/// The command that the arguments ask for.
 pub(crate) enum Asked {
     List,
     /// Draw the pictures of a file of figures.

@@ -1,4 +1,4 @@
-//! What the server itself can do with the same statements: pgbench, which has no client to speak of.
+//! The rate of the server itself with the same statements: pgbench, which has no client to speak of.
 
 use std::{error::Error, process::Stdio, time::Duration};
 
@@ -29,7 +29,7 @@ pub(crate) enum Claims {
 }
 
 impl Claims {
-    /// What begins a transaction, and what ends it.
+    /// The statements that begin and end a transaction.
     fn around(self) -> (String, String) {
         let textbook = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ('bench', gen_random_uuid()::text) ON \
                         CONFLICT DO NOTHING;\n";

@@ -1,4 +1,4 @@
-//! What is measured on PostgreSQL, line beside line: a loop written by hand, pgbench, or a worker of idem.
+//! The measurements on PostgreSQL, line beside line: a loop written by hand, pgbench, or a worker of idem.
 
 use std::{error::Error, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     work::{TABLES, Work},
 };
 
-/// What one round came to.
+/// The result of one round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Round {
     /// Messages in the time that was taken.

@@ -1,6 +1,6 @@
-//! The relay alone, from PostgreSQL to Kafka: how fast it is beside the loop that people write by hand, how long an event
-//! takes at half load, how soon another relay goes on, what a backlog of one destination does to another, and what the
-//! table comes to while an old snapshot is open.
+//! The relay alone, from PostgreSQL to Kafka: its rate beside a loop written by hand, the time of an event at half load,
+//! the time until another relay goes on, the effect of one destination's backlog on another, and the size of the table
+//! while an old snapshot is open.
 
 mod backlog;
 mod by_hand;
@@ -37,7 +37,7 @@ use crate::{
 
 type Failed = Box<dyn Error>;
 
-/// A relay that runs until it is told to stop, or dropped.
+/// A relay that runs until it is stopped or dropped.
 struct Running {
     view: RelayView,
     stop: CancellationToken,
@@ -80,7 +80,7 @@ async fn until<T>(task: &JoinHandle<T>, is_so: impl Fn() -> bool) -> Result<(), 
     Ok(())
 }
 
-/// What brings events to this topic.
+/// The publisher that brings events to this topic.
 fn publisher(topic: &Topic) -> Result<KafkaPublisher, Failed> {
     Ok(KafkaPublisher::new(&KafkaOptions::new(&topic.brokers, &topic.name, "idem-bench"), &topic.name)?)
 }

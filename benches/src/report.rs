@@ -1,14 +1,14 @@
-//! Rounds of each line of a table, interleaved, and what they come to.
+//! Rounds of each line of a table, interleaved, and their results.
 
 use std::{error::Error, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What is counted in most tables.
+/// The unit of most tables.
 pub(crate) const RATE: &str = "messages a second";
 
-/// What each round of one line measured.
+/// The values of one line in each round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
@@ -43,7 +43,7 @@ impl Line {
 /// Lines that were measured beside each other. Ratios are against the first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Table {
-    /// What pictures and targets know it by.
+    /// The name that pictures and targets use.
     pub(crate) id: String,
     pub(crate) title: String,
     pub(crate) unit: String,
@@ -77,7 +77,7 @@ pub(crate) fn number(value: f64) -> String {
     if value.abs() < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }
 
-/// What a run measured, as a file for people's own tools and for the pictures.
+/// Writes the results of a run to a file, for people's own tools and for the pictures.
 pub(crate) fn write(file: &str, tables: &[Table], targets: &[Value]) -> Result<(), Box<dyn Error>> {
     let tables: Vec<Value> = tables
         .iter()

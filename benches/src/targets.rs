@@ -1,4 +1,4 @@
-//! What idem must reach, beside what this run measured, each with the command that measures it alone.
+//! The targets of idem beside the figures of this run, each with the command that measures it alone.
 
 use std::fmt;
 
@@ -141,7 +141,7 @@ fn requests() -> impl Iterator<Item = Target> {
             of("replays, over first runs", "http", &replays, http::REPLAYS, BeAtLeast(2.0)),
             of("transactions shared, over not", "http", &http::shared_table(driver), http::SHARED, BeAtLeast(2.0)),
         ]);
-        // What else the server does meanwhile is in these too, so they are not exactly nothing.
+        // The server's other work is in these too, so they are not exactly nothing.
         for (what, line) in [
             ("a replay's log, bytes", http::REPLAY),
             ("that of a 400", http::KEYLESS),
@@ -185,7 +185,7 @@ fn outgoing() -> impl Iterator<Item = Target> {
     targets.into_iter()
 }
 
-/// What is not said of one of the two works.
+/// The targets that do not belong to one of the two works.
 fn others() -> impl IntoIterator<Item = Target> {
     use Must::{BeAtLeast, BeAtMost};
     [
@@ -249,7 +249,7 @@ fn others() -> impl IntoIterator<Item = Target> {
     ]
 }
 
-/// Prints what this run measured of it, and, where that is asked for, what it did not; answers what was measured.
+/// Prints the targets that this run measured and, on request, the others; answers the measured ones.
 pub(crate) fn print(tables: &[Table], with_unmeasured: bool) -> Vec<Value> {
     let (mut rows, mut is_headed) = (Vec::new(), false);
     for target in targets() {

@@ -12,10 +12,10 @@ use uuid::Uuid;
 /// How many customers there are.
 pub(crate) const CUSTOMERS: usize = 10_000;
 
-/// What every purchase costs.
+/// The price of every purchase.
 pub(crate) const CENTS: i64 = 1177;
 
-/// What a message asks for.
+/// The work that a message asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     Insert,
@@ -81,7 +81,7 @@ impl Work {
         Message::new(body(customer)).with_header("idempotencykey", key)
     }
 
-    /// What keeps the messages of one customer on one lane.
+    /// The ordering key that keeps the messages of one customer on one lane.
     pub(crate) fn lane_of(customer: usize) -> OrderingKey {
         OrderingKey::new(format!("{customer:05}"))
     }

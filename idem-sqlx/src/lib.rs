@@ -1,5 +1,5 @@
-//! The SQL stores of idem on [sqlx](https://docs.rs/sqlx): what a handler writes through its transaction and the record
-//! of the message's key are committed together or not at all.
+//! The SQL stores of idem on [sqlx](https://docs.rs/sqlx): a handler's writes through its transaction and the record of
+//! the message's key are committed together or not at all.
 //!
 //! | feature | store | for |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! [`deliver`]: one delivery of one message, for people's tests of their handlers.
+//! [`deliver`]: one delivery of one message, for users' tests of their handlers.
 
 use std::{any::type_name, collections::HashSet, sync::Arc};
 
@@ -23,8 +23,8 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.
 ///
-/// A handler that has ended well without taking the connection of its transaction is named on standard error, because what it
-/// writes elsewhere is not covered; [`DedupConsumer::uses_transaction`] answers that in a test.
+/// A handler that has ended well without taking the connection of its transaction is named on standard error, because its
+/// writes elsewhere are not covered; [`DedupConsumer::uses_transaction`] answers that in a test.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -202,7 +202,7 @@ async fn pending(
 /// How many events a test of a handler looks at.
 const EVENTS_READ_MAX: u32 = 100_000;
 
-/// The end of a type's name, which is what tells two types apart.
+/// The end of a type's name, which distinguishes two types.
 fn consumer_name(name: &str) -> &str {
     let start = (name.len().saturating_sub(NAME_BYTES_MAX)..name.len()).find(|at| name.is_char_boundary(*at));
     &name[start.unwrap_or(0)..]

@@ -14,7 +14,7 @@
 //! | `panic` | a panic |
 //! | `error` | an error is answered, as if the connection had failed |
 //! | `sleep(250)` | it takes 250 ms longer |
-//! | `park` | it never goes on; somebody kills the process there |
+//! | `park` | it never goes on; the test kills the process there |
 
 use std::{env, sync::Arc, time::Duration};
 
@@ -82,8 +82,8 @@ pub fn arm_from_env() -> Result<Vec<Armed>, ParseFailpointsError> {
     }
 }
 
-/// Arms what `text` says, beside what is armed already; a second entry for a point replaces the first. Answers what it
-/// armed; a parked pass goes on when its [`Notify`] is told.
+/// Arms what `text` says, beside what is armed already; a second entry for a point replaces the first. Answers the
+/// points that it armed; a parked pass goes on when its [`Notify`] is notified.
 ///
 /// # Errors
 /// [`ParseFailpointsError`], and nothing was armed.

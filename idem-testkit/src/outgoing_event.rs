@@ -11,7 +11,7 @@ use idem_core::{
 /// of the type `Told`, published by the consumer `ledger`, and caused by the message `order-1`.
 ///
 /// # Panics
-/// Where the key is none.
+/// Where the key is invalid.
 #[allow(clippy::expect_used, reason = "a helper of tests, which documents it")]
 #[must_use]
 pub fn outgoing_event(key: &str, payload: impl Into<Bytes>) -> OutgoingEvent {

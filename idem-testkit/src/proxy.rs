@@ -141,7 +141,7 @@ impl Proxy {
         }
     }
 
-    /// Ends whatever was done to connections that still stand.
+    /// Ends all faults of connections that still stand.
     pub fn calm(&self) {
         self.thaw();
         self.delay(Duration::ZERO);

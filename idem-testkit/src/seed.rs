@@ -7,12 +7,12 @@ use std::{
 };
 
 /// The seed of this process: the environment variable `IDEM_SEED`, else one that is drawn once. It is printed at each call,
-/// and a run with it makes the same choices; what the scheduler does is not among them.
+/// and a run with it makes the same choices; the scheduler's are not among them.
 ///
 /// # Panics
 /// `IDEM_SEED` is no whole number.
 #[must_use]
-#[expect(clippy::print_stderr, clippy::panic, reason = "it is for tests: whoever reads a failed one needs the seed")]
+#[expect(clippy::print_stderr, clippy::panic, reason = "it is for tests: the reader of a failed one needs the seed")]
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     let seed = *SEED.get_or_init(|| match env::var("IDEM_SEED") {

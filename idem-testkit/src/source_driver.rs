@@ -41,7 +41,7 @@ pub type Deliveries<S> = Vec<Delivery<<S as Source>::Handle>>;
 
 /// An attached source, driven by a test in the place of a worker.
 ///
-/// Every wait is bounded by five minutes, and whatever the test does not expect is a panic that says what came instead. As a worker
+/// Every wait is bounded by five minutes, and an unexpected answer is a panic that says what came instead. As a worker
 /// does it, most calls ask again where the source reports [`SourceError::Unavailable`]; [`receive`](Self::receive) and
 /// [`attach`](Self::attach) hand it out.
 ///
@@ -109,7 +109,7 @@ impl<S: Source> SourceDriver<S> {
         Self::attach_when_reachable(source).await.expect("attach")
     }
 
-    /// One answer of the source, whatever it is.
+    /// One answer of the source, of any kind.
     ///
     /// # Errors
     /// Those of the source.
@@ -156,8 +156,8 @@ impl<S: Source> SourceDriver<S> {
         taken
     }
 
-    /// As [`take`](Self::take) where assignments may end meanwhile, because a group is sharing out or connections break: what belongs to one
-    /// that ends comes again.
+    /// As [`take`](Self::take) where assignments may end meanwhile, because a group is sharing out or connections break:
+    /// messages of one that ends come again.
     pub async fn take_over_revocations(&self, count: usize) -> Deliveries<S> {
         let mut taken: Deliveries<S> = Vec::new();
         while taken.len() < count {
@@ -202,8 +202,8 @@ impl<S: Source> SourceDriver<S> {
         self.error("a refusal", |error| matches!(error, SourceError::Refused { .. })).await
     }
 
-    /// The first report of a broker that cannot be used whose text, with its causes, has these words; the text. What comes before it
-    /// is dropped.
+    /// The text of the first report of an unusable broker that has these words, in itself or in its causes. Earlier reports are
+    /// dropped.
     pub async fn outage(&self, words: &str) -> String {
         let is_it = |error: &_| matches!(error, SourceError::Unavailable { .. }) && text(error).contains(words);
         text(&self.error(words, is_it).await)
@@ -222,7 +222,7 @@ impl<S: Source> SourceDriver<S> {
         within(what, reported).await
     }
 
-    /// Settles, and answers what became of each.
+    /// Settles, and answers the outcome of each.
     pub async fn settle(&self, settlements: Vec<(S::Handle, Settle)>) -> Vec<Settled> {
         let count = settlements.len();
         let answers = within("settling", self.source.settle(settlements)).await;
@@ -230,7 +230,7 @@ impl<S: Source> SourceDriver<S> {
         answers
     }
 
-    /// Acknowledges, and answers what became of each.
+    /// Acknowledges, and answers the outcome of each.
     pub async fn try_acknowledge(&self, deliveries: Deliveries<S>) -> Vec<Settled> {
         let proofs = durables(deliveries.len()).await;
         let settlement = |(delivery, proof): (Delivery<_>, _)| (delivery.handle, Settle::Acknowledge(proof));
@@ -243,7 +243,7 @@ impl<S: Source> SourceDriver<S> {
         assert!(answers.iter().all(|answer| *answer == Settled::Settled), "acknowledging answered {answers:?}");
     }
 
-    /// Gives back, and answers what became of each.
+    /// Gives back, and answers the outcome of each.
     pub async fn try_release(&self, deliveries: Deliveries<S>, after: Duration) -> Vec<Settled> {
         let settlement = |delivery: Delivery<_>| (delivery.handle, Settle::Release { after });
         self.settle(deliveries.into_iter().map(settlement).collect()).await

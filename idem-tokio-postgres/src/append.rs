@@ -1,4 +1,4 @@
-//! What handlers handed in, written on the unit's own connection.
+//! Writes the events and results that handlers handed in, on the unit's own connection.
 
 use idem_core::{
     StoreError, Uuid,
@@ -113,8 +113,8 @@ impl PostgresUnit<'_> {
         found_in_claim_order(claims, &key_ids, &driver::read(&rows)?)
     }
 
-    /// Nobody waits for the answer: it goes out with what follows. Should it fail, the transaction has failed, which what follows is
-    /// told.
+    /// Does not wait for the answer: the statement goes out with the next one. If it fails, so does the transaction, and with
+    /// it the next one.
     pub(crate) async fn set_savepoint(&self) -> Result<(), StoreError> {
         let set = self.session.link.client.simple_query_raw("SAVEPOINT idem_work").await;
         set.map(drop).map_err(|source| error::store("setting a savepoint", source))
@@ -136,7 +136,7 @@ impl PostgresUnit<'_> {
         Err(StoreError::Unsealed { problem, source: None })
     }
 
-    /// The rows, or whose fault it is that there are none.
+    /// The rows, or an error that says whether the handler or the database caused it.
     async fn append_rows(&self, text: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>, StoreError> {
         // The claim has read the answer to BEGIN.
         match self.rows(None, text, parameters).await? {
@@ -162,7 +162,7 @@ impl PostgresUnit<'_> {
 
     /// Whose fault it is that something was not written.
     pub(crate) async fn explain(&self, source: Error) -> StoreError {
-        // A right that this login itself lacks is nobody's in the handlers.
+        // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
         let may_append = is_denied && may_append(self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);

@@ -109,7 +109,7 @@ impl<'t> PostgresConnection<'t> {
     /// Runs a statement and answers its rows.
     ///
     /// # Errors
-    /// [`RunStatementError`]. After an error of the server's the transaction is lost, whatever the handler answers.
+    /// [`RunStatementError`]. After an error of the server's the transaction is lost, even if the handler returns `Ok`.
     ///
     /// # Cancel safety
     /// Once polled, the statement runs even where the call is dropped.
@@ -203,8 +203,8 @@ impl<'t> PostgresConnection<'t> {
         Ok(self.link.client.execute_typed(statement, parameters).await?)
     }
 
-    /// Runs a `COPY … FROM STDIN` with these rows, and answers how many there were. The rows come whole, because nobody
-    /// else's statement gets through while a COPY is open.
+    /// Runs a `COPY … FROM STDIN` with these rows, and answers how many there were. The rows come whole, because no other
+    /// statement gets through while a COPY is open.
     ///
     /// # Errors
     /// As for [`query`](Self::query), and [`RunStatementError::NoCopy`] for another statement.
@@ -251,7 +251,7 @@ impl<'t> PostgresConnection<'t> {
     }
 
     fn check(&self, statement: &str) -> Result<(), RunStatementError> {
-        // The driver would wait for an answer that comes after the rows only, and give the next one to somebody else.
+        // The driver would wait for an answer that comes after the rows only, and give the next one to another statement.
         if text::is_copy(statement) {
             return Err(RunStatementError::Copy);
         }
@@ -322,7 +322,7 @@ impl Drop for PostgresTransaction<'_> {
     fn drop(&mut self) {
         if self.is_open {
             let text = rollback_to(self.end());
-            // The first poll puts it on the wire, before anything that is sent later; nobody waits for the answer.
+            // The first poll puts it on the wire, before anything that is sent later; its answer is not waited for.
             let _ = self.link.client.simple_query_raw(&text).now_or_never();
         }
     }

@@ -25,8 +25,8 @@ use crate::{
     tls,
 };
 
-/// tokio-postgres as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and what
-/// has been learnt of the server.
+/// tokio-postgres as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and the
+/// facts that were learnt about the server.
 pub struct Driver {
     pub(crate) options: PostgresOptions,
     pub(crate) statements: PostgresStatements,
@@ -215,7 +215,7 @@ impl Driver {
     }
 }
 
-/// The connections are nobody else's affair.
+/// The connections are private to the lanes.
 struct Lanes<'d>(&'d Driver);
 
 impl Connecting for Lanes<'_> {
@@ -305,8 +305,8 @@ async fn run(
 ) -> Result<Vec<tokio_postgres::Row>, Error> {
     // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
     let Some(begin) = begin else { return client.query_typed(text, parameters).await };
-    // All is on its way before anybody waits. Where the statement fails, the server takes the COMMIT for a ROLLBACK; it refuses the
-    // BEGIN only where it takes no writes.
+    // All is on its way before any answer is waited for. Where the statement fails, the server takes the COMMIT for a ROLLBACK;
+    // it refuses the BEGIN only where it takes no writes.
     let (began, rows, ended) =
         join!(client.batch_execute(begin), client.query_typed(text, parameters), client.batch_execute("COMMIT"));
     began?;

@@ -43,8 +43,8 @@ fn class_in_handler(error: &Error) -> ErrorClass {
 }
 
 fn report_class_in_handler(error: &DbError) -> ErrorClass {
-    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and what runs after it
-    // is read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
+    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and later statements are
+    // read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
     if *error.code() == SqlState::READ_ONLY_SQL_TRANSACTION { ErrorClass::Transient } else { class_of_report(error) }
 }
 
@@ -56,7 +56,8 @@ fn class_of_report(error: &DbError) -> ErrorClass {
     class_of(error.code().code(), error.message(), error.routine())
 }
 
-/// The class of an error that the driver made itself. Its kinds are private, so they are told by what they carry.
+/// The class of an error that the driver made itself. Its kinds are private, so they are recognized by the error that they
+/// carry.
 fn class_of_driver(error: &Error) -> ErrorClass {
     let is_io = StdError::source(error).is_some_and(|source| source.is::<io::Error>());
     // The one of them that says nothing about the connection: a statement that is too long, a text that holds a NUL.

@@ -1,4 +1,4 @@
-//! One connection to the server: its client, the task that drives it, and what is prepared on it.
+//! One connection to the server: its client, the task that drives it, and its prepared statements.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{Statements, error, statements::StatementCache};
 pub(crate) type Parameters<'p> = [Parameter<'p>];
 pub(crate) type Parameter<'p> = (&'p (dyn ToSql + Sync), Type);
 
-/// A connection. Dropping it closes its socket at once, whatever is under way on it.
+/// A connection. Dropping it closes its socket at once, even with statements under way on it.
 pub(crate) struct Link {
     pub(crate) client: Client,
     pub(crate) cache: StatementCache,
@@ -107,7 +107,7 @@ async fn drive<T>(mut connection: Connection<Socket, T>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    // Errors are told to whoever waits for an answer.
+    // The driver passes errors to the callers that wait for an answer.
     while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
         if let AsyncMessage::Notice(notice) = message
             && notice.routine() == Some("SyncRepWaitForLSN")

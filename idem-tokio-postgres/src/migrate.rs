@@ -34,8 +34,8 @@ impl PostgresStore {
     /// application's tables.
     ///
     /// # Errors
-    /// [`StoreError`](idem_core::StoreError) where the server cannot be reached, or the driver's error. What stands outside
-    /// of a transaction in `statements` may have been done.
+    /// [`StoreError`](idem_core::StoreError) where the server cannot be reached, or the driver's error. Statements outside
+    /// of a transaction may have taken effect.
     ///
     /// # Cancel safety
     /// A dropped call closes the connection; the server may still do what it was sent.

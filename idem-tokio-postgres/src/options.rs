@@ -110,7 +110,7 @@ impl PostgresOptions {
         PostgresStore::from_options(self)
     }
 
-    /// Whether somebody between here and the server could read along.
+    /// Whether the traffic could be read on its way to the server.
     pub(crate) fn is_plaintext_abroad(&self) -> bool {
         let is_here = |host: &Host| match host {
             Host::Tcp(name) => is_this_machine(name),

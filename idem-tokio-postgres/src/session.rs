@@ -1,4 +1,4 @@
-//! A session: one connection, owned by whoever runs units on it.
+//! A session: one connection, owned by the caller who runs units on it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
 use crate::{PostgresStore, driver::Driver, link::Link};
 
-/// A connection for units of work, with what has to be known of it. Dropping it closes it.
+/// A connection for units of work, with the facts about it. Dropping it closes it.
 pub struct PostgresSession {
     pub(crate) link: Link,
     /// The session's own limits, which a claim puts back when it is done with idem's.
@@ -25,7 +25,7 @@ pub struct PostgresSession {
     pub(crate) may_reset: bool,
     /// How often an answer was asked for by number here, after handlers ran, so that it cannot be another statement's.
     pub(crate) asked: u64,
-    /// Whether nobody knows any more what the connection's state is. The next unit opens another.
+    /// Whether the connection's state is unknown. The next unit then opens another.
     pub(crate) is_spent: bool,
 }
 
@@ -85,7 +85,7 @@ impl PostgresStore {
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        // What its owner has set is not to be reset.
+        // The owner's settings must survive.
         Ok(PostgresSession { may_reset: false, ..PostgresSession::new(link, facts) })
     }
 }

@@ -58,7 +58,7 @@ impl StatementCache {
         }
         if state.entries.len() >= self.max {
             let oldest = state.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(text, _)| text.clone());
-            // Dropping the last handle of a statement tells the server to forget it.
+            // Dropping the last handle of a statement deallocates it on the server.
             oldest.and_then(|oldest| state.entries.remove(&oldest));
         }
         let statement = Arc::<OnceCell<Statement>>::default();

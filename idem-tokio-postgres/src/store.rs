@@ -11,7 +11,7 @@ use tokio_postgres::config::Config;
 
 use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};
 
-/// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
+/// The store on PostgreSQL 14 and later: the record of the keys and the handlers' writes are one transaction.
 ///
 /// Handlers get a [`PostgresConnection`] inside the open transaction, and never end it. Where one does, by a COMMIT or
 /// ROLLBACK as text, the server refuses the COMMIT, and every write that follows too: sessions that this store opens have
@@ -76,7 +76,7 @@ impl PostgresStore {
     /// Closes the connections that are used outside of units of work and idle now. Sessions are closed by their owners.
     ///
     /// # Cancel safety
-    /// Cancel safe: what is not closed in good order is closed when the store is dropped.
+    /// Cancel safe: connections that are not closed in good order are closed when the store is dropped.
     pub async fn disconnect(&self) {
         for pool in [&self.driver().framework, &self.driver().cleaner] {
             self.driver().close_idle(pool).await;

@@ -95,8 +95,9 @@ impl<'l> PostgresUnit<'l> {
                 None => Ok(()),
             }
         };
-        // Polled in this order, so the statement is on its way before anybody waits. Should BEGIN have failed alone, the
-        // statement ran in a transaction of its own, whose commit the server has refused like any that is not sealed.
+        // Polled in this order, so the statement is on its way before any answer is waited for. Should BEGIN have failed
+        // alone, the statement ran in a transaction of its own, whose commit the server has refused like any that is not
+        // sealed.
         let (rows, began) = join!(statement, begin);
         began.map_err(error::beginning)?;
         Ok(rows)
@@ -156,9 +157,9 @@ impl<'l> PostgresUnit<'l> {
 
     /// Sends the events, the seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT with it.
     ///
-    /// tokio-postgres tells nobody whether the answer to a COMMIT was COMMIT or ROLLBACK (upstream #1342), not even where
-    /// an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction that
-    /// has failed, and its answer is compared, so that it cannot be another statement's.
+    /// tokio-postgres does not expose whether the answer to a COMMIT was COMMIT or ROLLBACK (upstream #1342), not even
+    /// where an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction
+    /// that has failed, and its answer is compared, so that it cannot be another statement's.
     async fn seal_and_commit(&self) -> Result<(), CommitError> {
         let (link, sql) = (&self.session.link, &self.driver.statements);
         let idle = milliseconds(self.options.idle_timeout);

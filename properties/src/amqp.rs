@@ -1,4 +1,4 @@
-//! What a RabbitMQ sends.
+//! Frames of RabbitMQ.
 
 use amq_protocol::frame::{AMQPFrame, parsing::parse_frame};
 use idem_amqp::fuzzing::{Value, mapped, pass};
@@ -10,8 +10,8 @@ const HEADER: [u8; 3] = [2, 0, 1];
 const BEFORE_PROPERTIES: [u8; 12] = [0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
 const END: [u8; 1] = [0xCE];
 
-/// G14: whatever a broker sends and however it is cut, the same is passed on, and a frame whose properties are anything is
-/// one that the client library reads whole.
+/// G14: the bytes that a broker sends are passed on unchanged, however they are cut, and a frame with any properties is one
+/// that the client library reads whole.
 pub fn frames(input: &[u8]) {
     let [most, least, cut, bytes @ ..] = input else { return };
     let frame_max = usize::from(u16::from_be_bytes([*most, *least]));
@@ -27,8 +27,8 @@ pub fn frames(input: &[u8]) {
     }
 }
 
-/// G19: headers of any type and name become those of a message in one way: what is text or bytes has that value, nothing is
-/// dropped but what is the broker's own, and two deliveries that differ in their payload differ in their origin. The input is
+/// G19: headers of any type and name become those of a message in one way: a text or bytes keep their value, nothing is
+/// dropped but the broker's own headers, and two deliveries that differ in their payload differ in their origin. The input is
 /// lines of `name=value`, whose value's first byte says its type.
 pub fn amqp(input: &[u8]) {
     let headers: Vec<(String, Value)> = lines(input)

@@ -9,7 +9,7 @@ use idem_core::{
 
 use crate::lines;
 
-/// Whatever the source found is a key that a store can hold.
+/// Every key that the source finds is one that a store can hold.
 fn is_a_key(source: &dyn KeySource, message: &Message) {
     if let Ok(Some(key)) = source.key(message) {
         assert_eq!(IdempotencyKey::new(key.as_str()).as_ref(), Ok(&key));
@@ -17,7 +17,7 @@ fn is_a_key(source: &dyn KeySource, message: &Message) {
     }
 }
 
-/// S1: whatever stands in a payload, no source panics, and every key that is found is one that a store can hold.
+/// S1: with any payload, no source panics, and every key that is found is one that a store can hold.
 pub fn keys(payload: &[u8]) {
     let message = Message::new(payload.to_vec())
         .with_header("content-type", "application/cloudevents+json")
@@ -54,7 +54,7 @@ pub fn json(payload: &[u8]) {
     if payload.windows(20).any(|part| part == b"$serde_json::private") || payload.contains(&b'\\') {
         return;
     }
-    // What has a canonical form repeats no member, so this reads all of it, but for numbers that no float can hold.
+    // A payload with a canonical form repeats no member, so this reads all of it, but for numbers that no float can hold.
     let value: serde_json::Value = match serde_json::from_slice(payload) {
         Ok(value) => value,
         Err(error) if error.to_string().starts_with("number out of range") => return,

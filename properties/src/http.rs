@@ -1,12 +1,12 @@
-//! What clients send over HTTP.
+//! Headers and requests of HTTP clients.
 
 use idem_http::{
     Fingerprint,
     fuzzing::{Asked, differs, key_in},
 };
 
-/// W5: whatever stands in `Idempotency-Key`, it is a key as a whole or none: nothing of it is cut or passed over, so that two values with one
-/// key are two notations of it, in quotes and bare. What is read strictly is read so by all.
+/// W5: any value of `Idempotency-Key` is a key as a whole or none: nothing of it is cut or passed over, so that two values with
+/// one key are two notations of it, in quotes and bare. A value that is read strictly is read the same by all.
 pub fn http_key(value: &[u8]) {
     let (key, strict) = (key_in(value, false), key_in(value, true));
     assert!(strict.is_none() || strict == key, "{key:?} and {strict:?}");
@@ -20,9 +20,9 @@ pub fn http_key(value: &[u8]) {
     assert_eq!(notation, value, "nothing is passed over");
 }
 
-/// W4, W27: two requests have one fingerprint only if path, query, media type, subject and body are the same, and what is said to differ
-/// does. Parameters and letter case of the media type do not count, and for canonical JSON no blanks do. The input is the five parts, a line
-/// each, and the body behind them.
+/// W4, W27: two requests have one fingerprint only if path, query, media type, subject and body are the same, and the reported
+/// difference is true. Parameters and letter case of the media type do not count, and for canonical JSON no blanks do. The
+/// input is the five parts, a line each, and the body behind them.
 pub fn http_fingerprint(input: &[u8]) {
     let mut parts = input.splitn(5, |byte| *byte == b'\n');
     let [path, query, content_type, subject, body] = [0; 5].map(|_| parts.next().unwrap_or_default());
@@ -52,7 +52,7 @@ pub fn http_fingerprint(input: &[u8]) {
     for (part, change) in others {
         let Some(other) = with(change) else { continue };
         assert_ne!(other, print, "another {part}");
-        // Three bytes of a part are compared, so that once in millions nobody can tell.
+        // Three bytes of a part are compared, so that once in millions the difference goes unnoticed.
         assert!(differs(&other, &print).is_none_or(|told| told == part), "another {part}");
     }
     if let Some(first) = asked.body.first().copied() {

@@ -1,4 +1,4 @@
-//! What a Kafka record holds.
+//! The content of a Kafka record.
 
 use idem_kafka::fuzzing::mapped;
 

@@ -1,6 +1,6 @@
-//! What must hold of any input, whatever it is. Each property is a function of bytes that panics where it does not hold.
+//! Properties that hold for every input. Each property is a function of bytes that panics where it does not hold.
 //!
-//! The targets in `fuzz/` drive them with a nightly compiler for as long as somebody wants; `tests/it/` does with drawn inputs,
+//! The targets in `fuzz/` drive them with a nightly compiler for as long as you want; `tests/it/` does with drawn inputs,
 //! a few seconds each, in `./test`. [`ALL`] has them by the names of their targets.
 
 #![allow(

@@ -1,4 +1,4 @@
-//! What people write into settings.
+//! The texts of settings.
 
 use idem_core::{IdempotencyKey, Message};
 
@@ -13,8 +13,8 @@ pub fn key_rules(input: &[u8]) {
     }
 }
 
-/// S4: any text is a file of settings, each of which becomes its flag with the same value, or is refused; and what is said of it
-/// shows no value, because each may be a password.
+/// S4: any text is a file of settings, each of which becomes its flag with the same value, or is refused; and the refusal shows
+/// no value, because each may be a password.
 pub fn settings(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     const SECRET: &str = "hunter2-4711";

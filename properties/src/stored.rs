@@ -1,4 +1,4 @@
-//! What is stored beside a message, and what a message comes in.
+//! The stored headers of a message, and the envelopes that a message comes in.
 
 use idem_core::{Bytes, Headers};
 use idem_schema::{decode_headers, encode_headers};

@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The options of the command line.
 
 use simulation::{Rule, Theme};
 

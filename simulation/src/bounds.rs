@@ -22,7 +22,7 @@ pub(crate) fn pause(scenario: &Scenario) -> Duration {
     scenario.control_every + unit + scenario.deadline + Duration::from_secs(2)
 }
 
-/// How long a good message may wait in a life where nothing else is slow and nobody fails.
+/// How long a good message may wait in a life where nothing else is slow and nothing fails.
 pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
     // Where handlers wait for each other's rows, all of them may have to run in turn, and some twice.
@@ -38,11 +38,11 @@ fn telling(scenario: &Scenario) -> Duration {
     let event = Duration::from_millis(4 * latency) + telling.poll_busy * 2;
     let call = scenario.deadline + scenario.busy_timeout + scenario.answer_timeout * 4;
     let calls = call * 4 * u32::try_from(telling.calls.len()).unwrap_or(u32::MAX);
-    // The longest wait of an event or a relay, and what was under way when faults ended.
+    // The longest wait of an event or a relay, and the work under way when faults ended.
     event * u32::try_from(events).unwrap_or(u32::MAX) + calls + telling.publish_deadline * 4 + Duration::from_secs(60)
 }
 
-/// By when everything is at rest, counted from the end of all faults: every message has used all of its attempts in turn,
+/// How long after the end of all faults everything is at rest: every message has used all of its attempts in turn,
 /// the breaker was open the whole time, and a replay was taken by a process that died.
 pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let attempts = scenario.retry.attempts + 1;

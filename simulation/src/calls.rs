@@ -21,17 +21,17 @@ use crate::{
 
 /// The name under which calls claim their keys.
 const NAME: &str = "calls";
-/// What the keys of calls begin with.
+/// The prefix of the keys of calls.
 pub(crate) const KEY: &str = "call ";
 /// The table of their effects: the row's key is the operation's number, its value the number of the run.
 pub(crate) const CALLS: &str = "calls";
 
-/// What is known of calls.
+/// The calls so far, and their answers.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     /// How often each operation ran.
     runs: Vec<u32>,
-    /// What each operation answers, and how often the store had gone back by then.
+    /// The answer of each operation, and how often the store had gone back by then.
     answers: Vec<Option<(u32, Answer)>>,
     /// Which calls were answered.
     is_answered: Vec<bool>,
@@ -161,7 +161,7 @@ impl World {
         run
     }
 
-    /// Where nothing fails and nobody dies, no operation runs again once a run of it has come to its end.
+    /// Where nothing fails and no process dies, no operation runs again once a run of it has come to its end.
     fn operations_run_once(&self) {
         let (Some(telling), asked) = (&self.scenario.telling, self.asked()) else { return };
         if !self.scenario.calm || self.deaths.load(Ordering::SeqCst) > 0 {
@@ -174,10 +174,10 @@ impl World {
         }
     }
 
-    /// A caller was answered, who asked when the store had gone back so often.
+    /// A caller was answered; `times` is how often the store had gone back when it asked.
     fn answered_for(&self, operation: usize, times: u32, answer: Answer) {
         self.journal.note(&Happened::Noted(format!("operation {operation} is answered: {answer:?}")));
-        // What the store has lost meanwhile is not to be found.
+        // The store may have lost the effect meanwhile.
         if times != self.known().disasters.times() {
             return;
         }

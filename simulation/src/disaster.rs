@@ -1,5 +1,5 @@
-//! What befalls the store as a whole: failovers that lose the last commits, restores, another clock; and records that operators
-//! have forgotten. What can be asked afterwards is less, and is kept here.
+//! Disasters of the store as a whole: failovers that lose the last commits, restores, another clock; and records that operators
+//! have forgotten. Less can be demanded afterwards; this module keeps how much.
 
 use std::{
     collections::BTreeSet,
@@ -26,12 +26,12 @@ const WORKERS_SEE: Duration = Duration::from_secs(5);
 /// For how long a claim may be older than its handler's run.
 const CLAIM_WAITS: Duration = Duration::from_secs(20);
 
-/// What befell the store so far.
+/// The disasters of the store so far.
 ///
-/// After it went back, promise T cannot hold for what it lost: the message is acknowledged, and its effect is gone. So of these
-/// contents it is asked that record and effect are gone together and that nothing happens twice, and not that they are
-/// complete, in order, or that their dead letters are earned. Of all others everything is asked. Once everything was published
-/// again, completeness is asked of all.
+/// After it went back, promise T cannot hold for what it lost: the message is acknowledged, and its effect is gone. So for
+/// these contents record and effect must be gone together and nothing may happen twice, but they need not be complete or in
+/// order, nor their dead letters earned. For all others every promise is checked. Once everything was published again,
+/// completeness is checked for all.
 #[derive(Debug, Default)]
 pub(crate) struct Disasters {
     /// Contents whose effects, dead letters or audit lines the store has lost.
@@ -137,7 +137,7 @@ pub(crate) async fn fail_over(world: &World) {
         known.paused_since.is_some()
     };
     world.journal.note(&Happened::Noted(format!("the store has lost {:?}", world.known().disasters.undone)));
-    // What an operator had set may be lost too.
+    // An operator's control may be lost too.
     control(world, if is_paused { ControlState::Paused } else { ControlState::Running }).await;
 }
 

@@ -1,4 +1,4 @@
-//! Draws a life: few features at a time, because what goes wrong needs two or three of them, and the others hide it.
+//! Draws a life: few features at a time, because a defect needs two or three of them, and the others hide it.
 
 use std::time::Duration;
 
@@ -246,7 +246,7 @@ fn events(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
     }
 }
 
-/// What is rare, from a generator of its own: a life that has none of it is the same as without this.
+/// The rare events, from a generator of their own: a life without them is the same as before there were any.
 fn disasters(scenario: &mut Scenario, theme: Theme, span: u64, seed: u64) {
     let rng = &mut Rng::with_seed(seed ^ 0x005E_ED0F_D15A_57E5);
     if one_in(rng, 6) {
@@ -302,7 +302,7 @@ fn accounts(scenario: &mut Scenario, rng: &mut Rng) {
     }
 }
 
-/// So many messages fail for good that the breaker opens.
+/// Enough messages fail for good to open the breaker.
 fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
     // Each is held for ten minutes while the breaker is open, and with few in flight they would be so one after the other.
     (scenario.breaker, scenario.in_flight) = (true, scenario.in_flight.max(100));

@@ -1,4 +1,4 @@
-//! The user's code of a life: what its handler does with each payload, the first few times and then.
+//! The user's code of a life: its handler's behaviour for each payload, the first few times and then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -80,7 +80,7 @@ impl SimulatedHandler {
             }
             Behaviour::CommitsFor(times) if before < times => {
                 self.write(content, run, tx).await?;
-                // What comes of it is idem's to find out.
+                // The result is ignored: idem has to notice.
                 let _ = tx.connection().raw_commit().await;
                 self.world.returned(run, "has sent a COMMIT", false);
                 return Ok(());
@@ -147,6 +147,6 @@ impl SimulatedHandler {
     }
 }
 
-/// What a handler of a life panics with; any other panic is a defect.
+/// The payload of a planned panic in a handler; any other panic is a defect.
 #[derive(Debug)]
 pub(crate) struct HandlersOwn;

@@ -1,4 +1,4 @@
-//! What happens in a life, as it happens: a hash to tell two runs apart, a trace for a person, and what broke a promise.
+//! The events of a life, as they happen: a hash to compare two runs, a trace for a person, and the breaches of promises.
 
 use std::{
     fmt,
@@ -26,17 +26,17 @@ pub enum Rule {
     RanTooOften,
     /// Records and effects are committed together.
     RecordWithoutEffect,
-    /// What handlers have added up is as many as their effects: no addition is lost or made twice.
+    /// The handlers' sums equal their effects: no addition is lost or made twice.
     WrongSum,
     /// Effects of one ordering key are in the order of publishing.
     OutOfOrder,
-    /// Calls to others carry one key a message, whatever happens to it.
+    /// Calls to other services carry one key a message, through all retries.
     OtherDerivedKey,
     /// Nothing is handled while the consumer is paused or halted.
     RanWhilePaused,
     /// A good message is handled soon, where nothing is in its way.
     Late,
-    /// Nobody is busy without time passing.
+    /// No task is busy without time passing.
     Spins,
     /// Once faults end, everything comes to rest in time.
     NotAtRest,
@@ -48,11 +48,11 @@ pub enum Rule {
     EventLost,
     /// No event arrives without an effect.
     EventOfNothing,
-    /// An event has one id, whatever happens to it, and arrives as it was published.
+    /// An event has one id, through all retries, and arrives as it was published.
     OtherEventId,
     /// First copies of events of one ordering key are in the order of their effects.
     EventsOutOfOrder,
-    /// No event comes twice where nothing was lost and nobody died.
+    /// No event comes twice where nothing was lost and no process died.
     NeedlessCopy,
     /// Every answer to a key is that of the run that counts.
     OtherAnswer,
@@ -93,7 +93,7 @@ pub struct Breach {
     pub rule: Rule,
     /// When, in the life's own time.
     pub at: Duration,
-    /// What was seen.
+    /// The observation.
     pub text: String,
 }
 
@@ -142,7 +142,7 @@ impl fmt::Display for Happened {
     }
 }
 
-/// The most polls without time passing: above this somebody spins.
+/// The most polls without time passing: above this a task spins.
 const POLLS_AT_ONCE_MAX: u64 = 50_000;
 
 /// The journal of one life.
@@ -198,7 +198,7 @@ impl Journal {
         }
     }
 
-    /// A task of a process was polled. Answers whether somebody spins.
+    /// A task of a process was polled. Answers whether it spins.
     pub(crate) fn polled(&self, process: usize, task: u64) -> bool {
         let now = self.now();
         let mut inner = self.inner();

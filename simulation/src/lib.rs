@@ -1,20 +1,20 @@
 //! idem's own workers in a world without chance. `./sim` builds and runs it.
 //!
 //! A life is a few processes with the real worker, consumer and cleanup, on one thread, under a clock that only moves when
-//! nobody has anything to do. Store and broker are those of the testkit. Everything that may be one way or another is drawn
-//! from the life's seed: messages, settings, what handlers do, delays, lost connections and answers, deaths between two polls,
+//! every task waits. Store and broker are those of the testkit. Everything that may be one way or another is drawn from the
+//! life's seed: messages, settings, what handlers do, delays, lost connections and answers, deaths between two polls,
 //! revocations, operators. So a seed runs the same life again, event by event, on every machine with the same toolchain.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `scenario`, `draw` | a life as plain data, and how it is drawn |
 //! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
-//! | `disaster` | what befalls the store as a whole: failovers, restores, another clock, records that are forgotten |
+//! | `disaster` | disasters of the store as a whole: failovers, restores, another clock, records that are forgotten |
 //! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
-//! | `telling` | what is told to others: events and the answers of calls, as plain data |
+//! | `telling` | the outputs: events and the answers of calls, as plain data |
 //! | `receivers`, `calls` | where events go, and who asks for something to be done once |
-//! | `journal` | what happened, its hash, and what broke a promise |
-//! | `bounds`, `oracle` | how long things may take, and what must be true at the end |
+//! | `journal` | the events of a life, their hash, and the breaches of promises |
+//! | `bounds`, `oracle` | how long things may take, and the conditions that must hold at the end |
 //! | `shrink` | a smaller life that breaks the same promise |
 //! | `teeth` | planted bugs, each of which must be found |
 

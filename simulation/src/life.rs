@@ -32,7 +32,7 @@ pub struct Way {
     pub defect: Option<idem_testkit::Defect>,
 }
 
-/// What became of a life.
+/// The result of a life.
 #[derive(Debug)]
 pub struct Report {
     /// The same for two runs of the same life.
@@ -215,8 +215,8 @@ async fn scope(world: &World) -> Option<ScopeId> {
     world.store.scope(&name, &Tenant::default()).await.ok()
 }
 
-/// Waits for an operator who asks until he is answered. Where he is not for long, something is not mended that should be: a promise
-/// is broken, and the life goes on.
+/// Waits for an operator, who asks until there is an answer. If there is none for long, something is not mended that should
+/// be: a promise is broken, and the life goes on.
 pub(crate) async fn answered<T>(world: &World, what: &str, asks: impl Future<Output = T>) -> Option<T> {
     let answer = timeout(bounds::OPERATOR, asks).await.ok();
     if answer.is_none() {

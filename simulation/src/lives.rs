@@ -31,11 +31,11 @@ pub struct Lives {
     pub way: Way,
     /// Whether the first process of each also dies after each of its polls in turn.
     pub every_poll: bool,
-    /// What ends it early.
+    /// The result that ends the run early.
     pub until: Until,
 }
 
-/// What ends lives before the last of them.
+/// The result that ends a run before its last life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
     /// Nothing.
@@ -46,7 +46,7 @@ pub enum Until {
     Rule(Rule),
 }
 
-/// What became of them.
+/// The results of all lives.
 #[derive(Debug, Default)]
 pub struct Sum {
     /// Lives that ended, with those that died at another poll.
@@ -72,11 +72,11 @@ pub struct Broken {
     pub seed: u64,
     /// After how many polls its first process died, where each was tried.
     pub dies_at: Option<u64>,
-    /// What was seen in it.
+    /// The breach that was found in it.
     pub breach: Breach,
 }
 
-/// What a seed gave: the same whichever thread ran it.
+/// The result of a seed: the same on every thread.
 #[derive(Debug, Default)]
 struct Outcome {
     lives: u64,

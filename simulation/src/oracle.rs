@@ -1,5 +1,5 @@
-//! What must be true when everything is at rest. It knows what was published, what handlers were told to do, and what idem
-//! promises; of how idem does it, it knows nothing.
+//! The conditions that must hold when everything is at rest. The oracle knows what was published, what handlers had to do,
+//! and what idem promises, and nothing of how idem does it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ pub(crate) fn judge(world: &World) {
     judge.dead_letters_are_earned();
     judge.order_is_kept();
     judge.answers_are_kept();
-    // A consumer that has halted leaves the rest to a person, and one that is not at rest has not lost anything yet.
+    // A consumer that has halted leaves the rest to a person, and one that still works has not lost anything yet.
     if world.halts.load(Ordering::SeqCst) == 0 && world.queue().is_drained() {
         judge.nothing_is_lost();
         judge.good_messages_are_soon();
@@ -118,7 +118,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whatever handlers did in whichever order, each effect has added 1 to each of its rows.
+    /// In any order of handlers, each effect has added 1 to each of its rows.
     fn sums_are_right(&self) {
         let mut sums: BTreeMap<String, i64> = BTreeMap::new();
         for (_, run) in &self.effects {
@@ -147,7 +147,7 @@ impl Judge<'_> {
 
     fn nothing_is_lost(&self) {
         let generation = self.world.generation.load(Ordering::SeqCst);
-        // What was not settled on a topic that was deleted is gone with it.
+        // Unsettled messages of a deleted topic are gone with it.
         let there = self.known.publications.iter().enumerate().filter(|(_, of)| of.generation == generation);
         for (number, publication) in there {
             let about = &self.world.scenario.contents[publication.content];
@@ -168,7 +168,7 @@ impl Judge<'_> {
                 self.breach(Rule::Unearned, format!("a dead letter of no message: {kept:?}"));
                 continue;
             };
-            // What earned it may be undone.
+            // The effect that earned it may be undone.
             let earned = self.known.disasters.is_undone(content)
                 || match kept.row.reason {
                     Reason::MissingKey | Reason::Malformed => about.key.is_none(),
@@ -210,7 +210,7 @@ impl Judge<'_> {
     /// Each record has the answer of the run whose effect it stands for, where answers are kept.
     fn answers_are_kept(&self) {
         let scenario = &self.world.scenario;
-        // Whatever was kept long enough may be gone.
+        // Records and results past their retention may be gone.
         if scenario.telling.is_none() || scenario.retention < WEEK || !scenario.clock_moves().is_zero() {
             return;
         }

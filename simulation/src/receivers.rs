@@ -1,5 +1,5 @@
-//! Where events go: receivers that are slow, refuse, lose answers and hang, each event checked as it arrives; and what must have
-//! arrived in the end.
+//! Where events go: receivers that are slow, refuse, lose answers and hang, each event checked as it arrives; and the events
+//! that must have arrived in the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,14 +49,14 @@ impl Of {
     }
 }
 
-/// What has arrived so far.
+/// The events that have arrived so far.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     /// The id of each event that was published, which it has for ever.
     ids: BTreeMap<Of, String>,
     /// In which place the first copy came.
     first: BTreeMap<Of, usize>,
-    /// How many effects there were when a relay was told that an event has arrived.
+    /// How many effects there were when the arrival of an event was confirmed to a relay.
     confirmed: BTreeMap<Of, usize>,
     /// Whether receivers have stopped failing.
     pub(crate) faults_over: bool,
@@ -83,7 +83,7 @@ pub(crate) fn name(receiver: usize) -> String {
     format!("receiver {receiver}")
 }
 
-/// What a process has to reach a receiver.
+/// A process's client of a receiver.
 #[derive(Debug)]
 struct Client {
     world: Arc<World>,
@@ -92,7 +92,7 @@ struct Client {
     receiver: Receiver,
 }
 
-/// What goes wrong with an event on its way.
+/// A fault of an event on its way.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
     Refused,
@@ -196,11 +196,11 @@ impl Client {
         }
     }
 
-    /// An event is there. By now its effect is committed, and its id is the one that its handler was told.
+    /// An event is there. By now its effect is committed, and its id is the one that its handler got.
     fn arrives(&self, event: &OutgoingEvent) {
         let (world, id) = (&self.world, event.key.as_str());
         let Some(of) = Of::event(event) else {
-            return world.journal.breach(Rule::EventOfNothing, format!("{id} is an event that nobody published"));
+            return world.journal.breach(Rule::EventOfNothing, format!("{id} is an event that was never published"));
         };
         let (process, to) = (self.process, name(self.number));
         world.journal.note(&Happened::Noted(format!("process {process}: event {of} arrives at {to} as {id}")));
@@ -223,7 +223,8 @@ impl Client {
             }
         }
         if received.confirmed.get(&of).is_some_and(|before| *before == effects) && !world.may_send_copies() {
-            let text = format!("event {of} was confirmed, and comes again although nothing was lost and nobody died");
+            let text =
+                format!("event {of} was confirmed, and comes again although nothing was lost and no process died");
             world.journal.breach(Rule::NeedlessCopy, text);
         }
         let place = received.first.len();
@@ -232,7 +233,7 @@ impl Client {
 }
 
 impl World {
-    /// The event of this number, and what it is of; `None` for that of an operation.
+    /// The event of this number, and its content; `None` for that of an operation.
     fn told(&self, of: Of) -> Option<(&Told, &crate::scenario::Content)> {
         let Of::Content(content, number) = of else { return None };
         let about = self.scenario.contents.get(content)?;
@@ -309,7 +310,7 @@ impl World {
         on_their_way
     }
 
-    /// A person lets those go whose attempts are used up.
+    /// An operator frees the events whose attempts are used up.
     pub(crate) async fn let_events_go(&self) {
         let Some(outbox) = self.store.outbox() else { return };
         let failed = outbox.events(None, Some(EventState::Failed), u32::MAX).await.unwrap_or_default();
@@ -324,7 +325,7 @@ impl World {
     }
 }
 
-/// Judges what has arrived, once everything is at rest; where it is not, only what is wrong by now.
+/// Judges the arrived events, once everything is at rest; before that, only faults that are certain already.
 pub(crate) fn judge(world: &World, is_at_rest: bool) {
     if world.scenario.telling.is_none() {
         return;

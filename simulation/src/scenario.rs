@@ -1,4 +1,4 @@
-//! A life as it is drawn from a seed: settings, messages, and what happens to processes, store and broker. Plain data, so that
+//! A life as it is drawn from a seed: settings, messages, and the faults of processes, store and broker. Plain data, so that
 //! a life can be run again with parts of it left out.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{
     telling::{Telling, Told},
 };
 
-/// What kind of lives are drawn.
+/// The kind of lives that are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Theme {
     /// Some dozens of messages within seconds, two processes that die, faults.
@@ -43,28 +43,28 @@ impl Theme {
     }
 }
 
-/// What a handler does with one payload.
+/// The handler's behaviour for one payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Behaviour {
     /// It writes its effect, after this many milliseconds.
     Good(u64),
-    /// So many runs fail for now, and the next one is good.
+    /// This many runs fail for now, and the next one is good.
     FailsFor(u32),
     /// Every run fails for now.
     FailsAlways,
     /// It says that it can never succeed.
     Permanent,
-    /// So many runs panic.
+    /// This many runs panic.
     PanicsFor(u32),
-    /// So many runs never return.
+    /// This many runs never return.
     HangsFor(u32),
-    /// So many runs write their effect, then swallow a statement's error.
+    /// This many runs write their effect, then swallow a statement's error.
     SwallowsFor(u32),
-    /// So many runs lose their connection.
+    /// This many runs lose their connection.
     LosesConnectionFor(u32),
-    /// So many runs send a COMMIT of their own.
+    /// This many runs send a COMMIT of their own.
     CommitsFor(u32),
-    /// So many runs kill the process.
+    /// This many runs kill the process.
     KillsFor(u32),
     /// It always kills the process.
     KillsAlways,
@@ -78,7 +78,7 @@ impl Behaviour {
     }
 }
 
-/// What several messages may have in common: one message to the engine, if its key and payload are.
+/// The content that several messages may share: one message to the engine, if key and payload are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
     /// `None` for junk, which no handler can see.
@@ -87,9 +87,9 @@ pub struct Content {
     pub tenant: Option<String>,
     /// The payload.
     pub payload: String,
-    /// What the broker orders it by.
+    /// The broker's ordering key.
     pub order: Option<String>,
-    /// What its handler does.
+    /// Its handler's behaviour.
     pub behaviour: Behaviour,
     /// The rows to which its handler adds 1 each, in this order, so that handlers wait for each other.
     pub accounts: Vec<u8>,
@@ -105,7 +105,7 @@ impl Content {
     }
 }
 
-/// What happens at some time, beside messages.
+/// An event of the timeline, beside messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A process dies after so many more polls, and is started again after a while.
@@ -126,7 +126,7 @@ pub enum Event {
     Disconnect,
     /// Every assignment is taken away.
     Revoke(Revoke),
-    /// What is in flight is delivered again.
+    /// Messages in flight are delivered again.
     ExpireLeases,
     /// An operator pauses the consumer for so many milliseconds.
     Pause(u64),
@@ -169,7 +169,7 @@ pub struct Scenario {
     pub lease: Option<Duration>,
     /// Whether it says that it delivers again.
     pub marks_redelivery: bool,
-    /// Whether the handler calls somebody else too.
+    /// Whether the handler calls another service too.
     pub effects: Effects,
     /// Attempts and back-off.
     pub retry: RetryPolicy,
@@ -185,7 +185,7 @@ pub struct Scenario {
     pub cleanup_every: Option<Duration>,
     /// How long committed keys are remembered.
     pub cache_for: Option<Duration>,
-    /// What happens to a used key with another payload.
+    /// The policy for a used key with another payload.
     pub on_conflict: OnConflict,
     /// Whether many dead letters pause intake.
     pub breaker: bool,
@@ -197,21 +197,21 @@ pub struct Scenario {
     pub control_every: Duration,
     /// How long a stop waits.
     pub drain: Duration,
-    /// What goes wrong in the store.
+    /// The faults of the store.
     pub weather: Weather,
-    /// What goes wrong at the broker.
+    /// The faults of the broker.
     pub faults: Faults,
     /// How often the broker says a wrong number of deliveries.
     pub wrong_counts: Rate,
     /// How long a settlement takes at most, there and back, in milliseconds.
     pub settle_latency: u64,
-    /// What messages there are.
+    /// The contents of the messages.
     pub contents: Vec<Content>,
     /// Which of them is published when.
     pub messages: Vec<(Duration, usize)>,
-    /// What else happens when.
+    /// The other events, with their times.
     pub events: Vec<(Duration, Event)>,
-    /// What is told to others, where anything is.
+    /// The events and calls, where there are any.
     pub telling: Option<Telling>,
 }
 

@@ -1,4 +1,4 @@
-//! A process's connection to the broker: what is settled is checked at that moment, because a later commit hides an early
+//! A process's connection to the broker: each settlement is checked at that moment, because a later commit hides an early
 //! acknowledgement; and settling takes time, in which anything may happen.
 
 use std::{
@@ -47,7 +47,7 @@ impl CheckedSource {
         }
     }
 
-    /// What the broker says is the number of this delivery.
+    /// The number of this delivery, as the broker reports it.
     fn counted(&self, attempt: u32) -> u32 {
         match self.world.scenario.wrong_counts {
             Rate::OneIn(n) if fastrand::u32(0..n.max(1)) == 0 => fastrand::u32(1..=50),

@@ -21,7 +21,7 @@ enum Place {
     Store(Defect),
 }
 
-/// A bug, and what it stands for.
+/// A bug, and the failure mode that it stands for.
 struct Planted {
     place: Place,
     /// The theme in which it is looked for.
@@ -102,7 +102,7 @@ fn in_the_store() -> Vec<Planted> {
             Theme::Small,
             "events go although one of their ordering key before them waits (O24)",
         ),
-        planted(Defect::EventsByKeyAlone, Theme::Small, "an event is known by its key alone, whoever it is for (O15)"),
+        planted(Defect::EventsByKeyAlone, Theme::Small, "an event is known by its key alone, at all receivers (O15)"),
         planted(Defect::LeasesToAll, Theme::Small, "every relay has every destination (O11)"),
         planted(Defect::LosesResults, Theme::Small, "a commit keeps the effects and loses the answers (V1)"),
         planted(Defect::ResultsByKeyAlone, Theme::Small, "tenants with one key have each other's answers (V5)"),
@@ -202,7 +202,7 @@ fn all() -> Vec<Planted> {
 /// Plants a bug on this thread. Answers how lives are then run.
 ///
 /// # Errors
-/// Where there is none of this name.
+/// Where no bug has this name.
 pub fn plant(name: &str) -> Result<Way, String> {
     let all = all();
     let Some(planted) = all.iter().find(|planted| planted.name() == name) else {

@@ -1,4 +1,4 @@
-//! What is told to others in a life, as plain data: the events that handlers publish, the receivers to which relays bring them, and
+//! The outputs of a life, as plain data: the events that handlers publish, the receivers to which relays bring them, and
 //! the calls whose answers are kept; and how all of it is drawn.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{
     scenario::{Scenario, Theme},
 };
 
-/// Who is told something, and how.
+/// The receivers of events and the callers.
 #[derive(Debug, Clone)]
 pub struct Telling {
     /// Where events go.
@@ -27,7 +27,7 @@ pub struct Telling {
     pub poll_idle: Duration,
     /// How long a publisher may take.
     pub publish_deadline: Duration,
-    /// What callers want done once.
+    /// The operations that callers want done once.
     pub operations: Vec<Operation>,
     /// Which process is asked for which operation, and when.
     pub calls: Vec<(Duration, usize, usize)>,
@@ -55,7 +55,7 @@ pub struct Told {
     pub receiver: usize,
     /// Whether it has the key of the message.
     pub same_key: bool,
-    /// What its receiver orders it by.
+    /// Its receiver's ordering key.
     pub order: Option<u8>,
     /// Whether its receiver can take it at all.
     pub fits: bool,
@@ -68,7 +68,7 @@ pub struct Operation {
     pub tenant: usize,
     /// The number in its key.
     pub key: usize,
-    /// So many runs fail for now.
+    /// This many runs fail for now.
     pub fails_for: u32,
     /// Whether it is refused for good once it runs to its end.
     pub refuses: bool,

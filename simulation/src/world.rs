@@ -1,4 +1,5 @@
-//! What stands outside of the processes of a life and outlives them: the store, the broker, and what is known of both.
+//! The parts outside of the processes of a life, which outlive them: the store, the broker, and the observations of
+//! both.
 
 use std::{
     collections::BTreeMap,
@@ -54,11 +55,11 @@ pub(crate) struct Run {
     /// By the store's clock: when it was claimed at the earliest, and the latest time that the clock had shown by then.
     pub(crate) claimed: SystemTime,
     pub(crate) clock_max: SystemTime,
-    /// How many effects were committed when it began, where something is told to others.
+    /// How many effects were committed when it began, where there are events or calls.
     pub(crate) effects_before: usize,
 }
 
-/// What is known of one content.
+/// The counts of one content.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
     pub(crate) deliveries: u32,
@@ -76,7 +77,7 @@ pub(crate) struct Known {
     derived_keys: BTreeMap<String, String>,
     /// Since when handlers must not begin any more.
     pub(crate) paused_since: Option<Duration>,
-    /// What befell the store.
+    /// The disasters of the store.
     pub(crate) disasters: Disasters,
 }
 
@@ -105,18 +106,18 @@ pub(crate) struct World {
     queues: Mutex<(Queue, Queue)>,
     pub(crate) generation: AtomicUsize,
     known: Mutex<Known>,
-    /// What receivers of events have got.
+    /// The events that receivers have got.
     received: Mutex<Received>,
-    /// What callers were answered.
+    /// The answers to callers.
     asked: Mutex<Asked>,
     pub(crate) places: Vec<Place>,
     pub(crate) deaths: AtomicU64,
     pub(crate) closing: AtomicBool,
-    /// Told when the life must not go on, because somebody spins.
+    /// Notified when the life must not go on, because a task spins.
     pub(crate) cut: Notify,
     pub(crate) is_cut: AtomicBool,
     pub(crate) halts: AtomicUsize,
-    /// What the store goes back to.
+    /// The checkpoint that the store goes back to.
     pub(crate) checkpoint: Mutex<Option<Checkpoint>>,
     /// How many polls the first process had when it first ended.
     pub(crate) first_polls: AtomicU64,
@@ -255,7 +256,7 @@ impl World {
     fn check_begin(&self, content: usize, seen: Seen, paused: Option<Duration>, now: Duration, anew: u32) {
         let scenario = &self.scenario;
         let attempts = scenario.retry.attempts;
-        // Each delivery may run once in a batch, which charges nobody, before its attempts are counted.
+        // Each delivery may run once in a batch, which charges no attempt, before its attempts are counted.
         let batches = u64::from(seen.deliveries.max(1) + anew) * u64::from(attempts + 1);
         // A handler that failed on a connection that broke then is not charged: the connection is taken for the cause.
         let failures_max = batches + self.store.faults_met(Operation::Rollback);
@@ -283,7 +284,7 @@ impl World {
         self.journal.note(&Happened::Returned { run, how });
     }
 
-    /// A call to somebody else carries this key.
+    /// A call to another service carries this key.
     pub(crate) fn called(&self, content: usize, derived_key: String) {
         let Some(key) = self.scenario.contents[content].scoped_key() else { return };
         let before = self.known().derived_keys.insert(key.clone(), derived_key.clone());

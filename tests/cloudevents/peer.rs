@@ -32,7 +32,7 @@ pub(crate) fn events() -> Vec<OutgoingEvent> {
     ]
 }
 
-/// What the peer reads in each of these messages is the event that it stands for.
+/// Checks that the peer reads each of these messages as the event that it stands for.
 pub(crate) fn reads(binding: &str, messages: &[(&Message, &OutgoingEvent)]) {
     let given = messages.iter().map(|(message, _)| {
         let headers: serde_json::Map<String, Value> = message
@@ -71,7 +71,8 @@ pub(crate) fn reads(binding: &str, messages: &[(&Message, &OutgoingEvent)]) {
     }
 }
 
-/// What the peer writes: an event with a key of its producer's and one without, each in binary and in structured mode.
+/// The messages that the peer writes: an event with a key of its producer's and one without, each in binary and in structured
+/// mode.
 pub(crate) fn written(binding: &str) -> Vec<Message> {
     let plain = json!({"id": "7", "source": "/shop", "type": "Ordered", "datacontenttype": "application/json"});
     let mut with_key = plain.clone();

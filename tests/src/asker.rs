@@ -44,7 +44,7 @@ impl Noting for idem_tokio_postgres::PostgresStore {
 /// Asks for each operation as often as the plan says, in an order of its own, and appends key and answer to the file.
 ///
 /// # Errors
-/// Where an answer is none that may be had.
+/// Where an answer is not a possible one.
 pub async fn ask<S: Noting>(store: S, asking: &Asking) -> Result<(), BoxError> {
     let payments = RunOnce::builder(store, "answers").effects(Effects::InTransaction).final_errors();
     let payments = payments.busy_timeout(Duration::from_secs(2)).lanes(1).build_once()?;

@@ -1,10 +1,10 @@
-//! What a test tells a consumer in a process of its own, and what the messages tell its handler.
+//! The plan of a test for a consumer in a process of its own, and the instructions of the messages to its handler.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that `consumer` is told, as JSON in its one argument. Failpoints come in their own variable, see
+/// The whole plan of `consumer`, as JSON in its one argument. Failpoints come in their own variable, see
 /// [`idem_testkit::failpoints`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -51,10 +51,10 @@ pub struct Relaying {
     pub deadline_ms: u64,
 }
 
-/// What a process asks for.
+/// The operations that a process asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asking {
-    /// How many operations there are, all of them everybody's.
+    /// How many operations there are, which all processes share.
     pub keys: u64,
     /// How often each is asked for.
     pub times: u64,
@@ -91,7 +91,7 @@ pub enum Handling {
     InOrder,
     /// At once, on the transaction that they share.
     Pipelined,
-    /// By one call of a batch handler, duplicates of the last minutes told from memory: what is fastest.
+    /// By one call of a batch handler, duplicates of the last minutes recognized from memory: the fastest way.
     TogetherWithCache,
 }
 
@@ -104,11 +104,11 @@ pub struct Payment {
     pub account: i64,
     /// By how much.
     pub cents: i64,
-    /// What the handler does after its statements.
+    /// The handler's act after its statements.
     pub act: Act,
 }
 
-/// What the handler does after it has written the effect, which must then stay or vanish accordingly.
+/// The handler's act after it has written the effect, which must then stay or vanish accordingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Act {
     /// It succeeds.
@@ -123,7 +123,7 @@ pub enum Act {
     Abort,
 }
 
-/// The exit status of a consumer that was told nonsense.
+/// The exit status of a consumer without a valid plan.
 pub const BAD_PLAN: u8 = 2;
 
 /// The exit status of a consumer whose worker ended with an error.

@@ -11,9 +11,9 @@ use crate::plan::Relaying;
 /// An event as the file has it, and as the outbox has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// What its receivers know it by.
+    /// The id by which its receivers know it.
     pub id: String,
-    /// What keeps it in order.
+    /// Its ordering key.
     pub ordering_key: String,
     /// Its payload.
     pub payload: String,
@@ -22,7 +22,7 @@ pub struct Told {
 /// The lines of the file, copies too, in the order of their arrival.
 ///
 /// # Errors
-/// Where a line is none that a [`FilePublisher`] writes. A file that is not there has no lines.
+/// Where a line is not one that a [`FilePublisher`] writes. A file that is not there has no lines.
 pub fn read(file: &Path) -> Result<Vec<Told>, serde_json::Error> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().map(serde_json::from_str).collect()

@@ -18,7 +18,7 @@ pub(crate) const AT_ONCE: usize = 500_000;
 /// Rows whose keys stand in one page of the index.
 const ROWS_A_PAGE: usize = 140;
 
-/// What a table is filled with: rows that bear numbers.
+/// The rows that a table is filled with: they bear numbers.
 pub(crate) struct Filling<'a> {
     pub(crate) schema: &'a str,
     /// How many consumers have their records in it.
@@ -55,7 +55,7 @@ impl Filling<'_> {
 }
 
 /// The same table in sixteen partitions by hash of the key id. No store takes it, because partitions by anything else let
-/// a key in twice; whether they would pay is told by the claim's statement alone.
+/// a key in twice; the claim's statement alone shows whether they would pay.
 pub(super) async fn partition(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let mut statements = format!(
         "DROP SCHEMA IF EXISTS {PARTITIONED} CASCADE;

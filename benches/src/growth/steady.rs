@@ -30,7 +30,7 @@ const TURNOVERS: usize = 3;
 /// How long a round is measured: most of a pass of autovacuum over 20 million rows.
 const SPAN: Duration = Duration::from_secs(30);
 
-/// The least that a consumer may have. What is added in the rounds can be removed when its turn comes.
+/// The least that a consumer may have. Rows that are added in the rounds can be removed when their turn comes.
 const RETENTION: Duration = Duration::from_secs(60);
 
 /// All have expired, in the order in which they were added, so that cleanup removes them at the rate that it is asked for
@@ -115,7 +115,7 @@ async fn turnovers(
     Ok(Table::print("steady-size", format!("Three turnovers of {rows} rows, what they leave behind"), "MB", lines))
 }
 
-/// What the table and its indexes take, and how much of the table is dead rows.
+/// The sizes of the table and its indexes, and the share of dead rows.
 async fn sizes(connection: &mut PgConnection, when: &str) -> Result<Vec<Line>, Box<dyn Error>> {
     let sizes = format!(
         "SELECT pg_table_size(id)::float8 / 1e6, pg_indexes_size(id)::float8 / 1e6,
@@ -224,7 +224,7 @@ async fn vacuum_only(connection: &mut PgConnection, schema: &str) -> Result<(), 
     Ok(())
 }
 
-/// Waits until autovacuum is at work on the table that is cleaned. It looks once a minute; what it finds little to do in is
+/// Waits until autovacuum is at work on the table that is cleaned. It looks once a minute; a table with little to do is
 /// measured without it.
 async fn until_vacuum(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let is_at_work = format!(

@@ -1,4 +1,5 @@
-//! What people write: a table of keys with the answers in it, on a pool, in one transaction with the handler's statements.
+//! Idempotency as it is commonly written by hand: a table of keys with the answers in it, on a pool, in one transaction with
+//! the handler's statements.
 
 use axum::http::StatusCode;
 use deadpool_postgres::{Manager, Pool, Transaction};
@@ -20,7 +21,7 @@ const FIND: &str = "
 const KEEP: &str = "
     UPDATE idem_bench.idempotency_keys SET status = $3, location = $4, body = $5 WHERE tenant = $1 AND idempotency_key = $2";
 
-/// What the statements go through.
+/// The driver that the statements go through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Driver {
     Sqlx,

@@ -28,7 +28,7 @@ pub(super) const ADD: &str = "
     INSERT INTO idem_bench.balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
     DO UPDATE SET cents = balances.cents + excluded.cents RETURNING cents";
 
-/// What a client asks for, of which tenant, under which key.
+/// The debit that a client asks for, its tenant and its key.
 #[derive(Debug, Clone)]
 pub(super) struct Order {
     pub(super) tenant: String,
@@ -77,7 +77,7 @@ pub(super) fn answer(status: StatusCode, location: String, body: String) -> Answ
     (status, [(header::LOCATION, location), (header::CONTENT_TYPE, "application/json".to_owned())], body)
 }
 
-/// The work on a connection of sqlx, whoever has begun the transaction.
+/// The work on a connection of sqlx, in a transaction that the caller has begun.
 pub(super) async fn debit(connection: &mut PgConnection, order: &Order) -> Result<Debited, sqlx::Error> {
     let Order { tenant, key, customer, cents } = order;
     let record = sqlx::query_scalar(RECORD).bind(key).bind(tenant).bind(customer).bind(cents);

@@ -50,7 +50,7 @@ impl Compared {
         }
     }
 
-    /// Each once; every other round the other way round, so that what drifts meanwhile favours nobody.
+    /// Each once; every other round the other way round, so that a drift favours no line.
     async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Failed> {
         let mut rates = [0.0; 4];
         let order = if number.is_multiple_of(2) { [0, 1, 2] } else { [2, 1, 0] };
@@ -105,7 +105,7 @@ pub(crate) fn table(driver: &str) -> String {
     format!("http-{driver}")
 }
 
-/// The rates of first runs and, where somebody keeps answers, of replays of them.
+/// The rates of first runs and, where answers are kept, of replays of them.
 async fn round(way: Way, driver: Driver, url: &str, time: Duration) -> Result<(f64, f64), Failed> {
     let mut connection = connected(url).await?;
     let server = way.start(driver, url, &mut connection).await?;
@@ -119,7 +119,7 @@ async fn round(way: Way, driver: Driver, url: &str, time: Duration) -> Result<(f
     }
     let mut replayed = f64::NAN;
     if way == Way::Idem {
-        // What wrk has not waited for is run to its end.
+        // Requests that wrk has not waited for run to their end.
         let before = settled(&mut connection, way).await?;
         replayed = load::run(server.port, Sent::Replay, &prefix, Duration::from_secs(1)).await?.rate();
         let after = debits(&mut connection, way).await?;
@@ -144,7 +144,7 @@ async fn settled(connection: &mut sqlx::PgConnection, way: Way) -> Result<usize,
     }
 }
 
-/// What the claim of a key costs the server itself, with as many sessions.
+/// The cost of a claim for the server itself, with as many sessions.
 async fn pgbench(lines: &mut [Line; 2], url: &str, time: Duration) -> Result<(), Failed> {
     let mut connection = connected(url).await?;
     for (line, claims) in lines.iter_mut().zip([Claims::Nothing, Claims::AsTheTextbook]) {

@@ -83,7 +83,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     sorted.get(at).map_or(f64::NAN, |took| took.as_secs_f64() * 1e3)
 }
 
-/// What one round trip to the database takes, in milliseconds: the median of two hundred.
+/// The time of one round trip to the database, in milliseconds: the median of two hundred.
 async fn round_trip(connection: &mut PgConnection) -> Result<f64, Failed> {
     let mut took = Vec::new();
     for _ in 0..200 {

@@ -1,4 +1,4 @@
--- What wrk sends: a debit a request. Arguments: what for, a prefix that no other run has, and the status that is expected.
+-- The requests of wrk: a debit each. Arguments: what for, a prefix that no other run has, and the status that is expected.
 --
 -- first     a new key for each request
 -- refused   the same, and every twentieth asks for too much

@@ -1,4 +1,4 @@
-//! wrk, and what it counted.
+//! wrk, and its counts.
 
 use std::{process::Stdio, time::Duration};
 
@@ -10,10 +10,10 @@ use super::Failed;
 
 const SCRIPT: &str = include_str!("load.lua");
 
-/// So many connections send one request after the other.
+/// The number of connections, each of which sends one request after the other.
 pub(super) const CONNECTIONS: usize = 64;
 
-/// What requests are sent; `load.lua` says what each is.
+/// The kind of requests that are sent; `load.lua` says what each is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     First,
@@ -37,7 +37,7 @@ impl Sent {
     }
 }
 
-/// What wrk counted.
+/// The counts of wrk.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Load {
     pub(super) requests: usize,

@@ -1,4 +1,4 @@
-//! Requests at a fixed rate, whatever becomes of the ones before. wrk sends the next one when the last is answered, and oha, which
+//! Requests at a fixed rate, answered or not. wrk sends the next one when the last is answered, and oha, which
 //! can do otherwise, has no way to send another key with each request.
 
 use std::{

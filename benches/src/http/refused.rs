@@ -1,4 +1,4 @@
-//! What the database writes for requests: nothing for one that is refused or replayed.
+//! The bytes that the database writes for requests: none for one that is refused or replayed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     report::{Line, Table},
 };
 
-/// What is sent, and the names of their lines. Targets are about all but the first one.
+/// The requests that are sent, by the names of their lines. Targets are about all but the first one.
 const FIRST: &str = "first runs";
 pub(crate) const REPLAY: &str = "replays";
 pub(crate) const KEYLESS: &str = "400: no key";
@@ -76,7 +76,7 @@ async fn round(lines: &mut [[Line; 2]; 5], driver: Driver, url: &str, time: Dura
         if let Some(held) = held {
             held.end().await?;
         }
-        // What wrk has not waited for, and what others of the server have left to do.
+        // Requests that wrk has not waited for, and the work that the server has left to do.
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     server.stop().await

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{alone, postgres::RECORDS};
 
-/// Connections of each server to its database: as many as idem's layer has lanes unless told otherwise.
+/// Connections of each server to its database: as many as idem's layer has lanes by default.
 pub(super) const POOL: usize = 16;
 
 const PATH: &str = "/transactions";
@@ -62,7 +62,7 @@ impl Running {
     }
 }
 
-/// Serves until whoever has started it closes its input.
+/// Serves until the parent process closes its input.
 pub(crate) async fn serve(way: &str, driver: &str, url: &str) -> Result<(), Failed> {
     let router = router(Way::named(way)?, Driver::named(driver)?, url).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;

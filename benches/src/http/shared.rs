@@ -17,7 +17,7 @@ pub(crate) const SHARED: &str = "up to 16 share one";
 const OWN_REFUSED: &str = "5 % refused: each its own transaction";
 const SHARED_REFUSED: &str = "5 % refused: up to 16 share one";
 
-/// What is measured, in the order of the lines.
+/// The measurements, in the order of the lines.
 const MEASURED: [(Way, Sent); 4] =
     [(Way::Route, Sent::First), (Way::Shared, Sent::First), (Way::Route, Sent::Refused), (Way::Shared, Sent::Refused)];
 
@@ -28,7 +28,7 @@ pub(super) struct Compared {
     shares: [Line; 4],
 }
 
-/// The table of this driver in which what is shared is a share of what is not.
+/// The table of this driver, in which the rates of shared units are a ratio to those of units of one call.
 pub(crate) fn table(driver: &str) -> String {
     format!("http-{driver}-shared")
 }
@@ -39,7 +39,7 @@ impl Compared {
         Self { driver, rates: lines(), shares: lines() }
     }
 
-    /// Each once; every other round the other way round, so that what drifts meanwhile favours nobody.
+    /// Each once; every other round the other way round, so that a drift favours no line.
     pub(super) async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Failed> {
         let mut rates = [0.0; 4];
         let order = if number.is_multiple_of(2) { [0, 1, 2, 3] } else { [3, 2, 1, 0] };

@@ -58,7 +58,7 @@ fn pass(client: TcpStream, server: TcpStream, delay: Duration) -> io::Result<()>
     Ok(())
 }
 
-/// What one round trip takes through the proxy, in milliseconds: the median of a hundred.
+/// The time of one round trip through the proxy, in milliseconds: the median of a hundred.
 pub(super) async fn round_trip(config: &Config) -> Result<f64, Box<dyn Error>> {
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);

@@ -19,7 +19,7 @@ pub(super) struct Chart {
     pub(super) scale: Scale,
     /// The places on the axis, at equal distances.
     pub(super) labels: Vec<String>,
-    /// What is drawn: a name, and a value at each place.
+    /// The lines that are drawn: a name, and a value at each place.
     pub(super) series: Vec<(String, Vec<f64>)>,
 }
 

@@ -1,4 +1,4 @@
-//! A backlog of one destination: how fast it drains while more arrives, and what another destination notices of it.
+//! A backlog of one destination: how fast it drains while more arrives, and its effect on another destination.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ pub(crate) const DRAINED: &str = "backlog drained, over the relay's rate less th
 pub(crate) const BESIDE: &str = "the other destination, while the first drains: p99";
 const FREE: &str = "the other destination, while nothing waits: p99";
 
-/// What the two destinations come to.
+/// The result of the two destinations.
 struct Round {
     /// Of the backlog, while it drained.
     drained: f64,
@@ -99,7 +99,7 @@ async fn round(url: &str, brokers: &str, events: usize) -> Result<Round, Failed>
         super::until(&running.task, || of_behind() > 0).await?;
         let (started, first) = (Instant::now(), of_behind());
         super::until(&running.task, || of_behind() >= events as u64).await?;
-        // The oldest first: by then the backlog is gone, and what has arrived meanwhile is not.
+        // The oldest first: by then the backlog is gone, and the events that have arrived meanwhile are not.
         let drained = (events as u64 - first) as f64 / started.elapsed().as_secs_f64();
         let beside = percentile(&mut stopwatch.taken(), 99);
         sleep(Duration::from_secs(2)).await;

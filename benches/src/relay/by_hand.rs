@@ -1,4 +1,4 @@
-//! The loop that people write: poll what is not published by its id, publish, wait for the confirmations, mark.
+//! The loop written by hand: poll unpublished events by id, publish, wait for the confirmations, mark.
 
 use std::time::Duration;
 

@@ -85,7 +85,7 @@ impl Filling {
     }
 
     /// Commits a hundredth of a second's worth of events each hundredth of a second, for ever: a producer at this rate.
-    /// `is_due` is told the number of the first event and how many there are, just before their transaction is sent.
+    /// `is_due` gets the number of the first event and how many there are, just before their transaction is sent.
     pub(super) async fn at_rate(
         mut self,
         destination: String,

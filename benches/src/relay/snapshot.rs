@@ -1,5 +1,5 @@
-//! Six turnovers of the outbox, with and without an old snapshot open: what the table comes to, and what the relay's looks
-//! take then, which meet what the snapshot keeps.
+//! Six turnovers of the outbox, with and without an old snapshot open: the size of the table, and the time of the relay's
+//! looks, which meet the rows that the snapshot keeps.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ use crate::{
 
 const DESTINATION: &str = "bench";
 const TURNOVERS: usize = 6;
-/// The place of the turnover that the last one is compared with. Before it the table grows whatever a relay does: pages of an index
-/// that one vacuum has emptied can be used again after the next one.
+/// The place of the turnover that the last one is compared with. Before it the table grows even beside a relay: pages of an
+/// index that one vacuum has emptied can be used again after the next one.
 const SETTLED: usize = 2;
 
 /// The lines that targets are about.
 pub(crate) const ALONE: &str = "the last turnover over the third, no snapshot";
 pub(crate) const SNAPSHOT: &str = "the last turnover over the third, a snapshot open since before it";
 
-/// One turnover: what the table and its indexes take, how many of its rows are dead, how fast it went, and how long a look at
-/// what is next took on average.
+/// One turnover: the sizes of the table and its indexes, its dead rows, its rate, and the average time of a look at the next
+/// events.
 struct Turnover {
     megabytes: f64,
     dead: f64,
@@ -37,7 +37,7 @@ struct Turnover {
     look: f64,
 }
 
-/// So many events are put in and published, six times, with the vacuum that autovacuum would do by then.
+/// Puts in and publishes `events` events, six times, with the vacuum that autovacuum would do by then.
 pub(crate) async fn all(url: &str, brokers: &str, events: usize) -> Result<Vec<Table>, Failed> {
     let mut tables = Vec::new();
     let mut ratios = Vec::new();

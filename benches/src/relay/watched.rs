@@ -18,7 +18,7 @@ use idem_core::{
 };
 use tokio::time::Instant;
 
-/// A publisher that tells of each confirmed event.
+/// A publisher that reports each confirmed event.
 pub(super) struct Watched<P, F> {
     pub(super) publisher: P,
     pub(super) confirmed: F,

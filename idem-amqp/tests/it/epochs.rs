@@ -73,7 +73,7 @@ async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
     assert_eq!(sorted(&next.take_over_revocations(50).await), left, "exactly what was not acknowledged");
 }
 
-/// Whatever a connection needed ends with it, and the rest with the source.
+/// The tasks of a connection end with it, and all others with the source.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_task_outlives_its_connection() {
     let queue = Queue::new(Kind::Classic).await;

@@ -204,7 +204,7 @@ async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     assert_eq!(member.take_over_revocations(100).await.len(), 100, "without a limit nothing has to go well first");
 }
 
-/// G16: so a process that dies at each start, whatever it has done by then, costs the messages behind the first nothing.
+/// G16: so a process that dies at each start, at any point, costs the messages behind the first nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn g16_a_crash_loop_counts_for_one_message() {
     let queue = Queue::with(Kind::Quorum, &[limit(5)]).await;

@@ -8,7 +8,7 @@ use std::{
 
 const SET: &str = "amqp-own";
 
-/// Away from the ports that everybody shares.
+/// Away from the ports of the shared servers.
 const PORT_OFFSET: u32 = 500;
 
 static RUNNING: Mutex<Weak<OwnServer>> = Mutex::new(Weak::new());

@@ -26,7 +26,7 @@ const TRAIL: &str = "\
 SELECT concat_ws(' ', who, action, c.name, idempotency_key, nullif(details, ''))
 FROM audit AS a LEFT JOIN consumers AS c ON c.id = a.consumer WHERE who = 'ada' ORDER BY a.id";
 
-/// One line a row of the trail, whatever the act.
+/// One line a row of the trail, for every act.
 #[tokio::test]
 async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     let fixture = crate::dead_letters::fixture().await;

@@ -280,7 +280,7 @@ async fn letter(fixture: &Fixture, origin: &str, payload: &str, reason: Reason) 
     fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
 }
 
-/// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the
+/// A39: a message that can be kept nowhere waits in plain sight, and is given up only with a reason; the
 /// trail keeps how much it was and its hash.
 #[tokio::test]
 async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {

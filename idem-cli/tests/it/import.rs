@@ -26,7 +26,7 @@ fn arguments(fixture: &Fixture, more: &str) -> String {
     )
 }
 
-/// Each row is a record, and its redelivery a duplicate by its key, whatever the payload. A run that was broken off is
+/// Each row is a record, and its redelivery a duplicate by its key, with any payload. A run that was broken off is
 /// begun again.
 #[tokio::test]
 async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
@@ -57,7 +57,7 @@ async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     fixture.drop().await;
 }
 
-/// S6: names of tables and columns are names, whatever is in them.
+/// S6: names of tables and columns are taken as names, with any characters in them.
 #[tokio::test]
 async fn s6_what_is_no_table_or_column_is_refused() {
     let fixture = with_inbox().await;

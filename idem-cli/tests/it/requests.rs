@@ -228,8 +228,8 @@ async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
     fixture.drop().await;
 }
 
-/// W79: the doctor knows services over HTTP: who forgets keys before their clients forget their requests, answers that were to
-/// outlive their records, and answers that a process has stored unsealed.
+/// W79: the doctor knows services over HTTP: those that forget keys before their clients forget their requests, answers that
+/// were to outlive their records, and answers that a process has stored unsealed.
 async fn the_doctor_knows_services<S: Store>(
     store: Arc<S>,
     idem: impl Fn(&[&str]) -> Answer,

@@ -1,4 +1,4 @@
-//! A topic or queue on the servers that tests share, by the tools that anybody has for them.
+//! A topic or queue on the servers that tests share, by commonly available tools.
 
 use std::{path::Path, process::Output};
 

@@ -82,7 +82,7 @@ async fn e15_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     within("publishing", publisher.publish(&letter)).await.unwrap();
     cluster.broker_down(1).unwrap();
     let mut publishing = publisher.publish(&letter);
-    // Polled while the broker is away: whatever it waits for, it has not been confirmed.
+    // Polled while the broker is away: it waits, so the dead letter has not been confirmed.
     let polled = poll_fn(|context| Poll::Ready(publishing.as_mut().poll(context).is_pending())).await;
     assert!(polled, "confirmed by nobody");
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut publishing).await.is_err(), "confirmed by nobody");

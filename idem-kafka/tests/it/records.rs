@@ -148,7 +148,7 @@ async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
     assert!(message.bytes() > 100_000 * 48, "they count for what they take: {}", message.bytes());
 }
 
-/// S50: whatever bytes a producer has put where names and values of headers are, the record arrives with its payload, the
+/// S50: with any bytes in the names and values of headers, the record arrives with its payload, the
 /// headers up to the first whose name is no text, and a mark where there is one; and so does the good one behind all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn s50_headers_of_any_bytes_make_a_message_and_hold_up_nothing() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 /// A script that fills the schema with functions and operators of the names that these statements use, each of which raises.
 pub(crate) fn usurpers<'s>(schema: &str, statements: impl IntoIterator<Item = &'s str>) -> String {
-    // Those by which new messages became duplicates, and expiries the past, are there whatever the statements say.
+    // The functions by which new messages became duplicates, and expiries the past, are always there.
     let known = ["array_agg", "cardinality", "unnest", "now", "date_trunc", "count", "format", "coalesce"];
     let mut functions: BTreeSet<&str> = known.into();
     for statement in statements {

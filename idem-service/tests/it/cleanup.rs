@@ -84,7 +84,7 @@ async fn a_worker_removes_what_has_expired_and_tells_how_far_it_is() {
     fixture.remove().await;
 }
 
-/// S24: the tables' sizes are a worker's to tell, whether it cleans or not, and whatever its login may do.
+/// S24: a worker reports the tables' sizes whether it cleans or not, and with every login.
 #[tokio::test]
 async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
     let fixture = Fixture::new().await;

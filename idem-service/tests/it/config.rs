@@ -90,7 +90,7 @@ async fn s22_a_password_on_the_command_line_is_warned_of() {
     assert!(!log.contains("the password in"), "{log}");
 }
 
-/// S22: a file that holds a password and that everybody may read is warned of, and one without a secret is not.
+/// S22: a file that holds a password and that every user may read is warned of, and one without a secret is not.
 #[cfg(unix)]
 #[tokio::test]
 async fn s22_a_file_with_secrets_that_others_may_read_is_warned_of() {

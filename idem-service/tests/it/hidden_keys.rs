@@ -1,4 +1,4 @@
-//! S5: with `--key-secret-file`, no key is in anything that people see of a worker, and its keyed hash is.
+//! S5: with `--key-secret-file`, no key is in a worker's visible output, and its keyed hash is.
 
 use idem_core::Message;
 

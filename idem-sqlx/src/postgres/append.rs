@@ -1,4 +1,4 @@
-//! What handlers handed in, written on the unit's own connection.
+//! Writes the events and results that handlers handed in, on the unit's own connection.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl PostgresUnit<'_> {
         }
     }
 
-    /// The rows, or whose fault it is that there are none.
+    /// The rows, or an error that says whether the handler or the database caused it.
     async fn read_or_explain(&self, rows: Result<Vec<PgRow>, sqlx::Error>) -> Result<Vec<Row>, StoreError> {
         match rows {
             Ok(rows) => driver::read(&rows),
@@ -102,9 +102,9 @@ impl PostgresUnit<'_> {
         }
     }
 
-    /// Whose fault it is that something was not written.
+    /// The error of a failed write, with its cause.
     async fn explain(&self, source: sqlx::Error) -> StoreError {
-        // A right that this login itself lacks is nobody's in the handlers.
+        // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
         let may_append = is_denied && may_append(self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);

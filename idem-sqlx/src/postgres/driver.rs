@@ -21,8 +21,8 @@ use super::{PostgresOptions, PostgresSession, error, framework::Framework};
 /// A statement with its parameters, built anew for each try.
 pub(super) type Statement<'q> = Query<'q, Db, PgArguments>;
 
-/// sqlx as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and what has been
-/// learnt of the server.
+/// sqlx as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and the facts that
+/// were learnt about the server.
 pub struct Driver {
     pub(super) options: PostgresOptions,
     pub(super) statements: PostgresStatements,
@@ -44,7 +44,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// A connection of a pool that goes back only when its work is done: what a dropped call leaves is closed (A15).
+/// A connection of a pool that goes back only when its work is done: the connection of a dropped call is closed (A15).
 struct Borrowed(PoolConnection<Db>, bool);
 
 impl Drop for Borrowed {
@@ -182,7 +182,7 @@ impl Driver {
     }
 }
 
-/// The connections are nobody else's affair.
+/// The connections are private to the lanes.
 struct Lanes<'d>(&'d Driver);
 
 impl Connecting for Lanes<'_> {

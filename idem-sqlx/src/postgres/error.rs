@@ -45,8 +45,8 @@ fn class_in_handler(error: &sqlx::Error) -> ErrorClass {
 }
 
 fn database_class_in_handler(error: &(dyn DatabaseError + 'static)) -> ErrorClass {
-    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and what runs after it
-    // is read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
+    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and later statements are
+    // read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
     if code_of(error) == "25006" { ErrorClass::Transient } else { class_of_database(error) }
 }
 

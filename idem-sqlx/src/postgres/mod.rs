@@ -31,7 +31,7 @@ pub use self::{options::PostgresOptions, outbox::PostgresOutbox, session::Postgr
 /// sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;
 
-/// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
+/// The store on PostgreSQL 14 and later: the record of the keys and the handlers' writes are one transaction.
 ///
 /// Handlers get a [`&mut PgConnection`](PgConnection) inside the open transaction. They may nest transactions of sqlx's
 /// own (savepoints), and never end the one they are given. Where one does, by a COMMIT or ROLLBACK as text, the server
@@ -99,7 +99,7 @@ impl PostgresStore {
     /// Closes the connections that are used outside of units of work. Sessions are closed by their owners.
     ///
     /// # Cancel safety
-    /// Cancel safe: what is not closed in good order is closed when the store is dropped.
+    /// Cancel safe: connections that are not closed in good order are closed when the store is dropped.
     pub async fn disconnect(&self) {
         self.driver().framework.pool.close().await;
         self.driver().cleaner.close().await;

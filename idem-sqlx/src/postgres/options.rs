@@ -103,7 +103,7 @@ impl PostgresOptions {
             .max_lifetime(None)
     }
 
-    /// Whether somebody between here and the server could read along.
+    /// Whether the traffic could be read on its way to the server.
     pub(super) fn is_plaintext_abroad(&self) -> bool {
         let is_here = self.connection.get_socket().is_some() || is_this_machine(self.connection.get_host());
         let is_encrypted = match self.connection.get_ssl_mode() {

@@ -25,7 +25,7 @@ use super::PostgresStore;
 
 type Prepare = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync;
 
-/// How often a copy of the template is tried while somebody is still connected to it.
+/// How often a copy of the template is tried while a session is still connected to it.
 const COPIES_TRIED: u32 = 50;
 
 /// Makes databases on a PostgreSQL server for `idem_testkit::prove`, and drops them. With the feature `failpoints`.
@@ -55,7 +55,7 @@ pub struct PostgresScratch {
     free: Mutex<Vec<PgConnectOptions>>,
 }
 
-/// What each database is a copy of.
+/// The template that each database is a copy of.
 #[derive(Debug)]
 struct Template {
     name: String,
@@ -71,8 +71,8 @@ impl fmt::Debug for PostgresScratch {
 }
 
 impl PostgresScratch {
-    /// Databases on the server of this URL. `prepare` makes the application's tables, and what else must be there before the
-    /// first message, in the database that it is told; it closes its connections.
+    /// Databases on the server of this URL. `prepare` makes the application's tables, and whatever else must be there before
+    /// the first message, in the database whose URL it is given; it closes its connections.
     ///
     /// # Errors
     /// [`StoreError::Refused`] where the URL cannot be read. Its text does not repeat it.
@@ -137,7 +137,7 @@ impl PostgresScratch {
 
     async fn drop_database(&self, address: &PgConnectOptions) {
         if let Some(name) = address.get_database() {
-            // What is left disturbs nobody, and its name says what it is.
+            // A database that stays behind does no harm, and its name says what it is.
             let _ = self.run(format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await;
         }
     }
@@ -154,8 +154,8 @@ impl PostgresScratch {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of the template. The server lets nobody copy what somebody is connected to, and ends connections a moment after
-    /// they were closed.
+    /// A copy of the template. The server copies no database that has connections, and ends connections a moment after they
+    /// were closed.
     async fn copy(&self, template: &str, name: &str) -> Result<(), BoxError> {
         let mut tried = 0;
         loop {
@@ -173,7 +173,7 @@ impl PostgresScratch {
     }
 }
 
-/// What people call the tables, and their names in full. A partition is a part of its table.
+/// The tables' short names, and their names in full. A partition is a part of its table.
 const TABLES: &str = "
 SELECT c.oid::regclass::text, pg_catalog.format('%I.%I', n.nspname, c.relname)
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -286,7 +286,7 @@ impl Scratch for PostgresScratch {
     }
 
     async fn spoil(&self, tx: &mut Tx<'_, PostgresStore>) {
-        // What fails is what is wanted: nothing else is taken in this transaction any more.
+        // The error is wanted: after it this transaction takes no other statement.
         let _ = sqlx::raw_sql("SELECT 1 / 0").execute(tx.connection()).await;
     }
 

@@ -1,4 +1,4 @@
-//! A session: one connection, owned by whoever runs units on it.
+//! A session: one connection, owned by the caller who runs units on it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use super::{Driver, Manager, PostgresStore, error};
 
-/// A connection for units of work, with what has to be known of its session. Dropping it closes it.
+/// A connection for units of work, with the facts about its session. Dropping it closes it.
 ///
 /// For sqlx it is in a transaction as long as it lives, so that nested ones are savepoints: the seal goes out together with
 /// COMMIT, in one text that sqlx's own commit could not send, and BEGIN with its limits is a text too.
@@ -26,7 +26,7 @@ pub struct PostgresSession {
     pub(super) backend: Option<(i32, i64)>,
     /// Whether RESET makes of the session what it was as this store began it.
     pub(super) may_reset: bool,
-    /// Whether nobody knows any more what the connection's state is. The next unit opens another.
+    /// Whether the connection's state is unknown. The next unit then opens another.
     pub(super) is_spent: bool,
     /// Whether the connection was handed over, and made read only by default here.
     is_fenced_here: bool,
@@ -73,7 +73,7 @@ impl PostgresSession {
         }
     }
 
-    /// The connection, for whoever handed it over; it is in no transaction, and has the `default_transaction_read_only`
+    /// The connection, given back to its owner; it is in no transaction, and has the `default_transaction_read_only`
     /// that it came with.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl PostgresStore {
         facts.refuse_unfenced()?;
         let prepare = PostgresSession::prepare(connection, facts, &self.driver().statements);
         let session = self.driver().within("opening a session", prepare).await?;
-        // What its owner has set is not to be reset.
+        // The owner's settings must survive.
         Ok(PostgresSession { is_fenced_here, may_reset: false, ..session })
     }
 }

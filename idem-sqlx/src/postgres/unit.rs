@@ -234,8 +234,8 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn commit(mut self) -> Result<(), CommitError> {
         self.check().map_err(CommitError::RolledBack)?;
-        // Nothing is asked of the connection afterwards: its own count of transactions tells nothing of the server, and the
-        // seal has refused whatever this COMMIT must not commit.
+        // Nothing is asked of the connection afterwards: its own count of transactions says nothing about the server, and the
+        // seal has refused everything that this COMMIT must not commit.
         self.send_commit().await
     }
 

@@ -1,4 +1,4 @@
-//! What handlers handed in, written on the unit's own connection.
+//! Writes the events and results that handlers handed in, on the unit's own connection.
 
 use idem_core::{
     StoreError,
@@ -13,7 +13,7 @@ use super::{clock, driver, error, statements::Statements, unit::SqliteUnit};
 
 const DOING: &str = "writing events and results";
 
-/// What is binary, in one blob, because JSON has no binary: each piece is its place from 1 and its length.
+/// The binary values, in one blob, because JSON has no binary: each piece is its place from 1 and its length.
 #[derive(Default)]
 struct Blob(Vec<u8>);
 
@@ -122,7 +122,7 @@ impl SqliteUnit<'_> {
 
     async fn append(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
         if !self.guard.is_open() {
-            // What is written now would be committed at once, and without a record.
+            // A write would now be committed at once, and without a record.
             let problem = "a handler, or an error of SQLite, has ended the transaction".to_owned();
             return Err(StoreError::Unsealed { problem, source: None });
         }

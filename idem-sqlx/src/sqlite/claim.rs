@@ -1,4 +1,4 @@
-//! Claims and records as parameters and rows: a batch is one statement, whatever its size.
+//! Claims and records as parameters and rows: a batch of any size is one statement.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{clock, driver, error, statements::Statements};
 
-/// The parameters that stand for a batch: what is text or a number as JSON, what is binary as one blob, because JSON has
+/// The parameters that stand for a batch: texts and numbers as JSON, binary values as one blob, because JSON has
 /// no binary and hexadecimal would have to be undone for each.
 struct Parameters {
     json: String,
@@ -40,7 +40,7 @@ impl Parameters {
     }
 }
 
-/// Inserts what nobody has. The caller holds the write lock, so nobody inserts at the same time.
+/// Inserts the keys that have no record yet. The caller holds the write lock, so no other insert runs at the same time.
 pub(super) async fn claim(
     connection: &mut SqliteConnection,
     statements: &Statements,
@@ -61,7 +61,7 @@ pub(super) async fn claim(
         .await
         .map_err(failed)?;
     if rows.len() == claims.len() {
-        // The usual batch: nobody had any of them.
+        // The usual batch: none of the keys had a record.
         return Ok(vec![Claimed::Inserted; claims.len()]);
     }
     let won = rows.iter().map(|row| Ok((row.try_get::<i32, _>(0)?, row.try_get::<&[u8], _>(1)?)));
@@ -74,7 +74,7 @@ pub(super) async fn claim(
     Ok(claims.iter().zip(ids).map(answer).collect())
 }
 
-/// Reads who has these keys.
+/// Reads the records of these keys.
 pub(super) async fn read(
     connection: &mut SqliteConnection,
     statements: &Statements,
@@ -84,7 +84,7 @@ pub(super) async fn read(
     rows(connection, doing, statement, claims, |row, claim| record(row, claim).map_err(failed(doing))).await
 }
 
-/// Reads who has these keys, with their results. It may be a transaction of its own.
+/// Reads the records of these keys, with their results. It may be a transaction of its own.
 pub(super) async fn look_up(
     connection: &mut SqliteConnection,
     statements: &Statements,
@@ -142,14 +142,14 @@ fn record(row: &SqliteRow, claim: &Claim) -> Result<Recorded, sqlx::Error> {
     ))
 }
 
-/// A key from its column; an error where somebody else wrote what no key can be.
+/// A key from its column; an error where another program wrote a text that cannot be a key.
 pub(super) fn key(text: &str) -> Result<IdempotencyKey, sqlx::Error> {
     IdempotencyKey::new(text).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
 fn hash(bytes: &[u8]) -> Result<PayloadHash, sqlx::Error> {
     bytes.try_into().map(PayloadHash::from_bytes).map_err(|error: std::array::TryFromSliceError| {
-        // The length is wrong, so the row is none of ours.
+        // The length is wrong, so idem did not write the row.
         sqlx::Error::Decode(error.into())
     })
 }

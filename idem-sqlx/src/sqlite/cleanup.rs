@@ -26,7 +26,7 @@ const ANSWERS: &str = r#"
 DELETE FROM "{schema}_processed_results" WHERE EXISTS (SELECT 1 FROM "{schema}_processed_results")
     AND (consumer, key_id) IN (SELECT consumer, key_id {older} LIMIT ?2)"#;
 
-/// What becomes of answers whose time is over.
+/// Empties the answers whose time is over.
 const ENDED: &str = r#"
 UPDATE "{schema}_processed_results" SET kind = kind | 6, content_type = NULL, headers = NULL, body = x'', sealed_with = NULL,
     answer_until = NULL"#;
@@ -90,7 +90,7 @@ impl Cleaner for SqliteCleaner {
         let id = if kind == Expiring::Attempts { "(consumer, key_id, payload_hash)" } else { "rowid" };
         let (ids, table) = (id.trim_matches(['(', ')']), kind.table());
         let act = match kind {
-            // That it was there stays, so that nobody takes it for an operation without an answer.
+            // The note that it was there stays, so that it is not taken for an operation without an answer.
             Expiring::Answers => ENDED.to_owned(),
             Expiring::Records
             | Expiring::Units

@@ -38,7 +38,7 @@ pub(super) const CODES: &[(i32, &str, ErrorClass)] = &[
     (16, "SQLITE_EMPTY", Transient),
     // The schema changed under a prepared statement (A27).
     (17, "SQLITE_SCHEMA", RunUnitAgain),
-    // Larger than SQLite takes, whatever the attempt.
+    // Larger than SQLite takes, at every attempt.
     (18, "SQLITE_TOOBIG", Permanent),
     // The row breaks a rule of the table, and will break it again (B22).
     (CONSTRAINT, "SQLITE_CONSTRAINT", Permanent),

@@ -41,7 +41,7 @@ impl Connections {
         &self.options
     }
 
-    /// This process's turn to write, where nobody else has it or waits for it.
+    /// This process's turn to write, if it is free and no other unit waits for it.
     pub(super) fn turn_at_once(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.turn).try_acquire_owned().ok()
     }

@@ -91,7 +91,7 @@ pub(super) fn bound<'q>(
         Parameter::Text(text) => statement.bind(text),
         Parameter::Bytes(bytes) => statement.bind(bytes),
         Parameter::Uuid(id) => statement.bind(id.map(|id| id.as_bytes().to_vec())),
-        // What `json_each` reads.
+        // The form that `json_each` reads.
         Parameter::Int8s(numbers) => statement.bind(format!("{numbers:?}")),
     })
 }

@@ -72,7 +72,7 @@ fn class_of_sqlite(error: &SqliteError) -> Option<ErrorClass> {
 pub(super) fn class_of(error: &Error) -> Option<ErrorClass> {
     match error {
         Error::Database(error) => error.try_downcast_ref().and_then(class_of_sqlite),
-        // The connection's thread or a pool is gone, or the file could not be reached: nobody could be served.
+        // The connection's thread or a pool is gone, or the file could not be reached: no message could be served.
         Error::Io(_) | Error::Tls(_) | Error::WorkerCrashed | Error::PoolTimedOut | Error::PoolClosed => {
             Some(ErrorClass::Infrastructure)
         }
@@ -92,7 +92,7 @@ pub(super) fn result_code(error: &(dyn StdError + 'static)) -> Option<String> {
     code_of(error).map(|code| code.to_string())
 }
 
-/// The text of a driver's error without any value; `None` where it is none of this driver's.
+/// The text of a driver's error without any value; `None` where the error is not this driver's.
 pub(super) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<Error>() {
         return Some(describe_sqlx(error));
@@ -124,8 +124,8 @@ fn describe_sqlx(error: &Error) -> String {
     text.to_owned()
 }
 
-/// Texts of constraints name tables, columns and constraints. All others may quote a piece of the statement, and with
-/// it a value that somebody wrote into its text, so their code's name must do.
+/// Texts of constraints name tables, columns and constraints. All others may quote a piece of the statement, and with it a
+/// value from its text, so their code's name must do.
 fn describe_sqlite(error: &SqliteError) -> String {
     let code = code_of(error).unwrap_or(0);
     let name = codes::name_of(code);
@@ -151,7 +151,7 @@ fn missing_object(error: &SqliteError) -> Option<&'static str> {
     (class_of_sqlite(error) == Some(ErrorClass::Infrastructure) && code_of(error) == Some(1)).then_some("a column")
 }
 
-/// An error of a statement of ours, in a unit of work.
+/// An error of one of idem's own statements, in a unit of work.
 pub(super) fn of_unit(doing: &'static str, error: Error) -> StoreError {
     if code(&error) == Some(codes::COMMIT_HOOK) {
         let problem = "the commit was not idem's own".to_owned();

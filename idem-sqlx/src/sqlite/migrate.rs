@@ -45,7 +45,7 @@ impl SqliteStore {
     }
 }
 
-/// The connection for migrations; it is closed, and what it did rolled back, unless [`Borrowed::done`] is called.
+/// The connection for migrations; it is closed, and its work rolled back, unless [`Borrowed::done`] is called.
 pub(super) struct Migrating<'c>(pub(super) Borrowed<'c>);
 
 impl MigrationConnection for Migrating<'_> {

@@ -86,7 +86,7 @@ pub use self::{
 /// - The file is in WAL mode, on a local file system: SQLite's locks do not work on network file systems.
 /// - A statement that fails leaves SQLite's transaction as it was before the statement. A handler that goes on after an
 ///   error is therefore committed without that statement, where PostgreSQL would refuse.
-/// - Expiry is by this process's clock, and there are no roles: whoever can open the file can change it.
+/// - Expiry is by this process's clock, and there are no roles: every process that can open the file can change it.
 pub struct SqliteStore {
     bookkeeping: SqlBookkeeping<Driver>,
     statements: Statements,
@@ -185,7 +185,7 @@ impl Store for SqliteStore {
         SqliteUnit::begin(self, session, options).await
     }
 
-    /// Takes no lock: it reads beside whoever writes.
+    /// Takes no lock: it reads beside a writer.
     async fn look_up<'l>(
         &'l self,
         session: &'l mut Self::Session,

@@ -16,13 +16,13 @@ use sqlx::{
 /// The point to which a commit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Synchronous {
-    /// Each commit waits until the disk has it (`PRAGMA synchronous = FULL`): what was acknowledged survives a power
+    /// Each commit waits until the disk has it (`PRAGMA synchronous = FULL`): acknowledged messages survive a power
     /// cut. The default.
     #[default]
     Full,
     /// Commits wait for the disk only at checkpoints (`NORMAL`). The file stays consistent and a crash of the process
-    /// loses nothing, but **a power cut or a crash of the system loses the last commits, whose messages the broker was
-    /// told to forget**: their effects are gone. For data that can be made again, such as a demonstration.
+    /// loses nothing, but **a power cut or a crash of the system loses the last commits, whose messages were
+    /// acknowledged to the broker**: their effects are gone. For data that can be made again, such as a demonstration.
     Normal,
 }
 
@@ -50,7 +50,7 @@ pub struct SqliteOptions {
 const IN_MEMORY: &str = ":memory:";
 
 impl SqliteOptions {
-    /// The longest that a call of bookkeeping waits for the one writer, unless told otherwise: a handler's default
+    /// The longest that a call of bookkeeping waits for the one writer, unless set otherwise: a handler's default
     /// deadline and a margin.
     pub const BOOKKEEPING_TIMEOUT: Duration = Duration::from_secs(35);
 
@@ -118,7 +118,7 @@ impl SqliteOptions {
     /// Refuses a place where no file can be: it would be waited for as for a disk that comes back.
     pub(super) fn check_place(&self) -> Result<(), StoreError> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // What cannot be looked at may be there.
+        // A file that cannot be looked at may exist.
         let is_missing = |path: &Path| matches!(path.try_exists(), Ok(false));
         if let Some(folder) = folder.filter(|folder| is_missing(folder)) {
             return Err(StoreError::Refused {
@@ -135,7 +135,7 @@ impl SqliteOptions {
         Ok(())
     }
 
-    /// sqlx's options for a connection of ours.
+    /// sqlx's options for a connection of this store.
     pub(super) fn connect_options(&self) -> SqliteConnectOptions {
         SqliteConnectOptions::new()
             .filename(&self.path)

@@ -53,8 +53,8 @@ impl fmt::Debug for SqliteScratch {
 }
 
 impl SqliteScratch {
-    /// `prepare` makes the application's tables, and what else must be there before the first message, in the file that it is
-    /// told; it closes its connections.
+    /// `prepare` makes the application's tables, and whatever else must be there before the first message, in the file whose
+    /// path it is given; it closes its connections.
     pub fn new<F>(prepare: impl Fn(PathBuf) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
@@ -75,7 +75,7 @@ impl SqliteScratch {
         store.migrate().await?;
         drop(store);
         (self.prepare)(file.clone()).await?;
-        // Whatever is still beside the file comes into it, so that the file alone is all.
+        // The write-ahead log goes into the file, so that the file alone is complete.
         let mut connection = connect(&file).await?;
         sqlx::raw_sql("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await?;
         connection.close().await?;
@@ -167,7 +167,7 @@ impl Scratch for SqliteScratch {
     }
 
     async fn remove(&self, address: PathBuf) {
-        // What is left disturbs nobody, and the directory's name says what it is.
+        // A file that stays behind does no harm, and the directory's name says what it is.
         for end in ["", "-wal", "-shm"] {
             let _ = fs::remove_file(format!("{}{end}", address.display()));
         }

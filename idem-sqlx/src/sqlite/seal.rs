@@ -1,4 +1,4 @@
-//! The seal: SQLite asks us before each commit on a session, and only the one that idem sent passes.
+//! The seal: SQLite calls a hook before each commit on a session, and only the one that idem sent passes.
 //!
 //! A handler's raw `COMMIT` in mid-batch would otherwise commit the claims of messages that never ran, and each of their
 //! redeliveries would pass for a duplicate (A12). SQLite turns a refused commit into a rollback.
@@ -16,7 +16,7 @@ const IDLE: u8 = 0;
 const OPEN: u8 = 1;
 /// The next commit is idem's.
 const SEALED: u8 = 2;
-/// SQLite asked, and was told to go on.
+/// SQLite asked, and the hook let it go on.
 const COMMITTING: u8 = 3;
 /// The unit's transaction was rolled back: by a handler, by a refused commit, or by SQLite because of an error.
 const ENDED: u8 = 4;

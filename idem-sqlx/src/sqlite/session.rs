@@ -17,7 +17,7 @@ pub struct SqliteSession {
     pub(super) guard: Arc<Guard>,
     /// The busy timeout in force, in milliseconds.
     pub(super) busy: Option<u64>,
-    /// The connection is in a state that nobody knows: open another one instead.
+    /// The connection's state is unknown: open another one instead.
     pub(super) broken: bool,
 }
 
@@ -36,7 +36,7 @@ impl SqliteSession {
         Ok(Self { connection: Some(connection), guard, busy: None, broken: false })
     }
 
-    /// The connection, with idem's hooks taken off; `None` where a unit left it in a state that nobody knows.
+    /// The connection, with idem's hooks taken off; `None` where a unit left it in an unknown state.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call closes the connection.

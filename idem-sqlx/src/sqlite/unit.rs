@@ -20,7 +20,8 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{SqliteStore, claim, codes, error, seal::Guard, session::SqliteSession};
 
-/// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint of ours.
+/// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint in the unit's
+/// transaction.
 type Manager = <sqlx::Sqlite as Database>::TransactionManager;
 
 /// A running transaction on a [`SqliteSession`]. Dropping it rolls it back.
@@ -45,8 +46,8 @@ impl fmt::Debug for SqliteUnit<'_> {
 }
 
 impl<'l> SqliteUnit<'l> {
-    /// Begins with the write lock where nobody has it, which is nearly always. Otherwise as a reader: waiting for the
-    /// lock is the claim's part, because the engine gives a claim the time for it.
+    /// Begins with the write lock where it is free, which is nearly always. Otherwise as a reader: the claim waits for the
+    /// lock, because the engine gives a claim the time for it.
     pub(super) async fn begin(
         store: &'l SqliteStore,
         session: &'l mut SqliteSession,
@@ -80,7 +81,7 @@ impl<'l> SqliteUnit<'l> {
         Ok(unit)
     }
 
-    /// Begins with the write lock; `false` where somebody else has kept it for so long.
+    /// Begins with the write lock; `false` where another connection kept it for the whole wait.
     async fn take_write_lock(&mut self, wait: Duration) -> Result<bool, sqlx::Error> {
         self.set_busy(wait).await?;
         match Manager::begin(self.connection, Some("BEGIN IMMEDIATE".into_sql_str())).await {
@@ -124,7 +125,7 @@ impl<'l> SqliteUnit<'l> {
         Err(ClaimError::Held)
     }
 
-    /// Rolls back whatever is open, savepoints included.
+    /// Rolls back everything that is open, savepoints included.
     async fn undo(&mut self) -> Result<(), sqlx::Error> {
         self.over = true;
         // Where SQLite or a handler has ended the transaction, sqlx still counts it, and its ROLLBACK finds nothing.
@@ -206,7 +207,7 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
         self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
     }
 
-    /// SQLite has no settings that end with a transaction, and what a PRAGMA sets for the connection stays there in any case.
+    /// SQLite has no settings that end with a transaction, and a connection's PRAGMA stays set in any case.
     fn shares_calls(&self) -> bool {
         true
     }

@@ -92,7 +92,8 @@ async fn facts(connection: &mut SqliteConnection, schema: &SchemaName) -> Result
     Ok(rows.into_iter().collect())
 }
 
-/// The schema that this build's migrations make, found out by running them in memory: no list of ours can then disagree with them.
+/// The schema that this build's migrations make, found out by running them in memory: a list written by hand could disagree
+/// with them.
 async fn needed(schema: &SchemaName) -> Result<Facts, sqlx::Error> {
     let mut connection = SqliteConnection::connect("sqlite::memory:").await?;
     let bootstrap = MigrationStatements::new(Dialect::Sqlite, schema).bootstrap;

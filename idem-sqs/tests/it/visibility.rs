@@ -118,8 +118,8 @@ async fn restarts(server: Server) {
     queue.until_counts([0, 0, 0]).await;
 }
 
-/// F16: a message that comes for the third time, and stayed away for longer than its visibility before, may have ended those
-/// who had it. The second time proves nothing: a worker may have been stopped, or died of another message.
+/// F16: a message that comes for the third time, and stayed away for longer than its visibility before, may have ended the
+/// workers that had it. The second time proves nothing: a worker may have been stopped, or died of another message.
 #[tokio::test(flavor = "multi_thread")]
 async fn f16_a_message_is_suspected_when_visibilities_have_passed() {
     let queue = Server::fake().await.queue("").await;

@@ -20,7 +20,7 @@ use super::{
     stats::{History, Stats},
 };
 
-/// A broker in this process, with any number of queues. Clones are the same broker, and what it holds is gone with the
+/// A broker in this process, with any number of queues. Clones are the same broker, and its messages are gone with the
 /// last of them.
 ///
 /// ```
@@ -51,7 +51,7 @@ pub struct Broker {
 pub enum Revoke {
     /// The consumer may finish and settle what it holds first.
     Drained,
-    /// It is lost already, and what it held is being delivered again.
+    /// It is lost already, and its messages are being delivered again.
     Lost,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Seat {
     pub(super) stopped: bool,
     /// Since when it has been asked to finish what it holds; nothing is delivered to it meanwhile.
     pub(super) revoking: Option<Instant>,
-    /// Assignments that were revoked and that the consumer has not heard of.
+    /// Assignments whose revocation the consumer has not received yet.
     pub(super) unheard: VecDeque<(u64, Revoke)>,
 }
 
@@ -282,7 +282,7 @@ impl Queue {
         });
     }
 
-    /// Drops the connection of every consumer: what they hold returns, and each has to connect again.
+    /// Drops the connection of every consumer: their messages return, and each has to connect again.
     pub fn disconnect(&self) {
         self.change(|inner| {
             for seat in std::mem::take(&mut inner.seats).into_values() {
@@ -291,8 +291,8 @@ impl Queue {
         });
     }
 
-    /// Lets every lease pass now: what is in flight is delivered again, while its consumers still work on it. Nothing
-    /// happens where [positions](QueueOptions::positions) are kept.
+    /// Lets every lease pass now: messages in flight are delivered again, while their consumers still work on them.
+    /// Nothing happens where [positions](QueueOptions::positions) are kept.
     pub fn expire_leases(&self) {
         self.change(|inner| inner.state.expire_leases());
     }
@@ -301,14 +301,14 @@ impl Queue {
         self.slot.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the queue, and then wakes whoever waits for a change.
+    /// Changes the queue, and then wakes the tasks that wait for a change.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
         let answer = self.change_quietly(change);
         self.slot.changed.notify_waiters();
         answer
     }
 
-    /// The same, for those who only look and let timers pass on the way.
+    /// The same, for callers that only look and let timers pass on the way.
     pub(super) fn change_quietly<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
         let (answer, expelled, to) = {
             let mut inner = self.lock();

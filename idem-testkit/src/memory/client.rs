@@ -116,7 +116,7 @@ impl<L: Link> Client<L> {
             return Err(SourceError::Refused { problem, cure: "Make a new one".to_owned() });
         }
         let facts = match (self.current(), self.link.facts()) {
-            // Attached already: a second seat would share the messages with the first, and nobody would read from it.
+            // Attached already: a second seat would share the messages with the first, and stay unread.
             (Some(_), Some(facts)) => facts,
             (Some(_) | None, _) => self.open().await?,
         };
@@ -174,8 +174,8 @@ impl<L: Link> Client<L> {
             };
             let mut paused = self.paused.subscribe();
             let max = if *paused.borrow_and_update() { 0 } else { max };
-            // Without the grace a broker that hangs would keep a stopped source waiting; what it may still hand over
-            // in that time is handed on.
+            // Without the grace a broker that hangs would keep a stopped source waiting; messages that it still hands
+            // over in that time are handed on.
             let got = tokio::select! {
                 biased;
                 got = current.seat.receive(max) => got,
@@ -341,7 +341,7 @@ fn revocation<S: LinkSeat>(current: &Arc<Current<S>>, assignment: u64, how: Revo
             let (drained, finished) = oneshot::channel();
             let current = Arc::clone(current);
             tokio::spawn(async move {
-                // A sender that was dropped says the same: nobody is going to settle these any more.
+                // A dropped sender means the same: these will not be settled any more.
                 let _ = finished.await;
                 current.ended.fetch_max(assignment, Ordering::SeqCst);
                 current.seat.drained(assignment);

@@ -20,7 +20,7 @@ use tokio::{
 
 use super::wire::{self, Ask, Asked, Tell, Told};
 
-/// How many requests wait for the socket; whoever makes more of them waits too.
+/// How many requests wait for the socket; the caller of a further one waits too.
 const REQUESTS_MAX: usize = 64;
 
 type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Tell>>>>>;
@@ -62,7 +62,7 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Sends a request whose answer nobody needs, where there is room for it.
+    /// Sends a request whose answer is not needed, where there is room for it.
     pub(super) fn tell(&self, ask: Ask) {
         let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let sent = wire::frame(&Asked { id, ask }).map(|frame| self.requests.try_send(frame));
@@ -122,6 +122,6 @@ async fn read(mut from: OwnedReadHalf, waiting: Waiting, open: watch::Receiver<b
         () = reading => {}
         () = closed(open) => {}
     }
-    // Drops every sender, by which those who wait learn that no answer comes.
+    // Drops every sender, by which waiting callers learn that no answer comes.
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }

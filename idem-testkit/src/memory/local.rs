@@ -14,8 +14,8 @@ use super::{
     state::{Answer, Receipt},
 };
 
-/// A [`Source`] on a queue of a [`Broker`] in this process. Dropping it is a crash: what it has not settled returns at
-/// once, and is delivered to the next consumer.
+/// A [`Source`] on a queue of a [`Broker`] in this process. Dropping it is a crash: its unsettled messages return at
+/// once, and are delivered to the next consumer.
 ///
 /// Several sources on one queue share its messages. [`is_idle`](Source::is_idle) says whether every message that is not
 /// settled for good is in this source's own hands.

@@ -28,9 +28,9 @@ use super::{
 
 /// A [`Source`] on a queue of a broker that [serves a socket](super::Broker::serve).
 ///
-/// Its connection is its life: when it breaks, whatever this source has not settled returns to the queue at once, and
-/// [`receive`](Source::receive) says so with a [`Received::Revoked`] before it connects again, with growing pauses. After
-/// about a second without a broker it reports [`SourceError::Unavailable`], and may be called again.
+/// Its connection is its life: when it breaks, every message that this source has not settled returns to the queue at
+/// once, and [`receive`](Source::receive) says so with a [`Received::Revoked`] before it connects again, with growing
+/// pauses. After about a second without a broker it reports [`SourceError::Unavailable`], and may be called again.
 #[derive(Debug)]
 pub struct RemoteSource(Client<Remote>);
 
@@ -62,20 +62,20 @@ struct RemoteSeat {
     receiving: AsyncMutex<Receiving>,
 }
 
-/// Kept so that a receive which is dropped in mid-call loses nothing: the next one takes its answer, and hands over no
-/// more of it than it is asked for itself.
+/// Kept so that a receive which is dropped in mid-call loses nothing: the next one takes its answer, and hands over at
+/// most its own maximum of it.
 #[derive(Debug, Default)]
 struct Receiving {
     /// In the order of asking. The broker ends each when the next arrives.
     answers: VecDeque<oneshot::Receiver<Tell>>,
-    /// Whether the last of them asks for deliveries, or only for what is none.
+    /// Whether the last of them asks for deliveries, or only for events that are not deliveries.
     deliveries: bool,
     surplus: VecDeque<Handed>,
 }
 
 impl RemoteSource {
-    /// A source on the queue of this name, of the broker on the socket `path`. It need not exist yet, but what it
-    /// [can do](Source::capabilities) is only known once the broker has answered, here or at
+    /// A source on the queue of this name, of the broker on the socket `path`. It need not exist yet, but its
+    /// [capabilities](Source::capabilities) are only known once the broker has answered, here or at
     /// [`attach`](Source::attach).
     ///
     /// # Cancel safety
@@ -324,7 +324,7 @@ impl RemoteBroker {
             let Some(connection) = connection.as_ref() else { return Err(confused(doing)) };
             connection.send(ask).await.map_err(unavailable)?
         };
-        // Waited for without the lock, so that somebody who waits for a queue keeps nobody else waiting.
+        // Waited for without the lock, so that a request that waits for its queue does not hold up the others.
         let told = answer.await.map_err(unavailable_recv(doing))?;
         told.ok(doing)
     }

@@ -25,11 +25,11 @@ const REQUESTS_MAX: usize = 64;
 /// How many messages one answer carries; the rest stays in the queue for the next receive.
 const ANSWER_MESSAGES_MAX: usize = 1000;
 
-/// A broker on a socket. Dropping it closes every connection and removes the socket; the broker and what it holds stay.
+/// A broker on a socket. Dropping it closes every connection and removes the socket; the broker and its messages stay.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    /// Dropped with the server, which is what tells its tasks to end.
+    /// Dropped with the server, which ends its tasks.
     _running: watch::Sender<()>,
 }
 
@@ -50,14 +50,14 @@ impl Drop for Server {
 
 impl Broker {
     /// Serves this broker on a Unix socket until the answer is dropped. A consumer that connects with
-    /// [`RemoteSource`](super::RemoteSource) and is killed gives back at once what it has not settled.
+    /// [`RemoteSource`](super::RemoteSource) and is killed gives its unsettled messages back at once.
     ///
     /// The protocol is for the test kit's own clients: frames of four bytes of length and JSON. Anyone who can open the
     /// socket can do everything.
     ///
     /// # Errors
-    /// Where the socket cannot be made. A file that a server which was killed left behind is replaced; one on which
-    /// somebody still listens is not.
+    /// Where the socket cannot be made. A file that a server which was killed left behind is replaced; one on which a server
+    /// still listens is not.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -100,7 +100,7 @@ struct SeatSlot {
 }
 
 /// Lets the receives of a seat run one after the other: the next ends the one before, and takes nothing while that one
-/// may still take something, so that what they take is answered in its order.
+/// may still take something, so that the messages are answered in the order in which they were taken.
 #[derive(Debug)]
 struct Receives {
     latest: watch::Sender<u64>,
@@ -196,7 +196,7 @@ async fn connection(broker: Broker, stream: UnixStream) {
                     wire::frame(&Told { id: asked.id, tell: Tell::Unavailable { why: error.to_string() } })
                 });
                 if let Ok(frame) = frame {
-                    // Where the connection is gone, nobody waits for the answer.
+                    // Where the connection is gone, the answer is not waited for.
                     let _ = answers.send(frame).await;
                 }
                 if end {

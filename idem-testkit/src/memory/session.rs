@@ -94,7 +94,7 @@ impl Session {
     pub(super) async fn attach(broker: &Broker, queue: &str) -> Result<(Self, Facts), SourceError> {
         let queue = broker.queue(queue).ok_or_else(|| Self::unknown(queue))?;
         answering(&queue).await;
-        // A seat is named after its first assignment, which nobody else ever has.
+        // A seat is named after its first assignment, which is unique.
         let seat = broker.next_assignment();
         let facts = queue.change(|inner| {
             let taken = Seat { assignment: seat, stopped: false, revoking: None, unheard: VecDeque::new() };
@@ -208,7 +208,7 @@ impl Session {
         self.go();
     }
 
-    /// Leaves: what it holds returns.
+    /// Leaves: its messages return.
     pub(super) fn go(&self) {
         self.queue.change(|inner| {
             if let Some(seat) = inner.seats.remove(&self.seat) {

@@ -261,14 +261,14 @@ impl QueueState {
         }
     }
 
-    /// Returns whatever the assignment still holds. It is over, and is never used again.
+    /// Returns all messages that the assignment still holds. It is over, and is never used again.
     pub(super) fn end_assignment(&mut self, assignment: u64) {
         for sequence in self.held.remove(&assignment).unwrap_or_default() {
             self.give_back(sequence);
         }
     }
 
-    /// Whether a consumer with this assignment could be given anything more by anybody's doing but a producer's.
+    /// Whether only a producer can bring a consumer with this assignment a further message.
     pub(super) fn is_idle(&self, assignment: u64) -> bool {
         let own = self.held.get(&assignment).map_or(0, BTreeSet::len);
         self.entries.len() == own
@@ -375,7 +375,7 @@ impl QueueState {
         }
     }
 
-    /// Takes the delivery from whoever holds it.
+    /// Takes the delivery from its holder.
     fn end_flight(&mut self, sequence: u64) {
         let Some(entry) = self.entries.get(&sequence) else { return };
         let (assignment, until) = match entry.place {

@@ -50,7 +50,7 @@ pub struct Stats {
     pub ready: u64,
     /// Messages that wait for their delay.
     pub delayed: u64,
-    /// Deliveries that nobody has settled.
+    /// Deliveries that are not settled.
     pub in_flight: u64,
     /// Consumers that are attached.
     pub consumers: u64,

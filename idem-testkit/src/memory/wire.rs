@@ -20,7 +20,7 @@ use super::{
     stats::{History, Stats},
 };
 
-/// The longest frame. A batch of many large messages is cut by whoever makes it.
+/// The longest frame. A batch of many large messages is cut by its sender.
 pub(super) const FRAME_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,12 +95,12 @@ impl Tell {
                 Self::DoesNotFit { problem: problem.clone(), cure: cure.clone() }
             }
             SourceError::Unavailable { source, .. } => Self::Unavailable { why: source.to_string() },
-            // The enum may grow; what is not understood may be tried again.
+            // The enum may grow; an unknown variant may be tried again.
             other => Self::Unavailable { why: other.to_string() },
         }
     }
 
-    /// The error that was told, where one was, and else the answer.
+    /// The error that the broker reports, or else the answer.
     pub(super) fn ok(self, doing: &'static str) -> Result<Self, SourceError> {
         match self {
             Self::Refused { problem, cure } => Err(SourceError::Refused { problem, cure }),

@@ -1,4 +1,4 @@
-//! What stands beside the records: consumers, attempts, dead letters, controls and the audit trail.
+//! The tables beside the records: consumers, attempts, dead letters, controls and the audit trail.
 
 mod cleanup;
 mod dead_letters;
@@ -316,7 +316,7 @@ impl Bookkeeping for MemoryStore {
 
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
         let finish = |state: &mut State| {
-            // What has ended stays as it ended: a worker that was thought dead may come late.
+            // An ended replay stays as it ended: a worker that was thought dead may come late.
             let Some(stored) = state.books.find(id).filter(|row| row.replay != ReplayState::Idle) else { return };
             match end.outcome() {
                 Some(outcome) => (stored.replay, stored.seen.replayed) = (ReplayState::Idle, Some(storable(&outcome))),

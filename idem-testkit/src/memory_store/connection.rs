@@ -1,4 +1,4 @@
-//! What a handler writes through.
+//! The connection that a handler writes through.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ impl MemoryError {
     }
 }
 
-/// What a transaction has done so far and not committed.
+/// The uncommitted work of a transaction.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) id: UnitId,
@@ -167,7 +167,7 @@ impl MemoryConnection<'_> {
         Ok(())
     }
 
-    /// The rows of a table as this transaction sees them: what is committed, and its own writes.
+    /// The rows of a table as this transaction sees them: the committed ones, and its own writes.
     ///
     /// # Errors
     /// [`MemoryError`] where the transaction or the connection is spoilt.
@@ -268,7 +268,7 @@ impl MemoryConnection<'_> {
         self.pending.breaks_deferred = true;
     }
 
-    /// Fails a statement whose error nobody reads (A11).
+    /// Fails a statement whose error stays unread (A11).
     pub fn fail_unread(&mut self) {
         self.pending.status = Status::Aborted;
     }

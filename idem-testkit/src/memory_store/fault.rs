@@ -1,4 +1,4 @@
-//! What a test can have go wrong in a [`MemoryStore`](super::MemoryStore).
+//! The faults that a test can inject into a [`MemoryStore`](super::MemoryStore).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,7 +13,7 @@ use super::{
     weather::{Drawn, Sky},
 };
 
-/// Something that a store is asked to do.
+/// An operation of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// A session is opened.
@@ -26,7 +26,7 @@ pub enum Operation {
     Read,
     /// A handler runs a statement.
     Statement,
-    /// What handlers handed in is written.
+    /// The events and results that handlers handed in are written.
     Append,
     /// A transaction is rolled back.
     Rollback,
@@ -82,15 +82,15 @@ pub enum Defect {
     FindsUncommitted,
     /// Keys that differ in case or in spaces at the end are one.
     FoldsKeys,
-    /// A record has whatever hash it is compared with.
+    /// A record matches every hash that it is compared with.
     ForgetsHashes,
     /// Consumers and tenants share their keys.
     IgnoresScopes,
-    /// Rows are not locked, so that one who adds to a number overwrites what another has added.
+    /// Rows are not locked, so that one addition to a number overwrites another.
     LocksNoRows,
     /// A commit keeps the records and loses the effects.
     LosesEffects,
-    /// An event is known by its key alone, whatever its destination and scope (O15).
+    /// An event is known by its key alone, without destination and scope (O15).
     EventsByKeyAlone,
     /// Events go although one of their ordering key before them waits.
     EventsOvertake,
@@ -104,7 +104,7 @@ pub enum Defect {
     PutsEventsOutside,
     /// A commit keeps the records and effects and loses the results (V1).
     LosesResults,
-    /// Results are known by their key alone, whatever its scope (V5).
+    /// Results are known by their key alone, without its scope (V5).
     ResultsByKeyAlone,
     /// A rollback to the savepoint leaves what was written since.
     SavepointKeepsEffects,
@@ -193,7 +193,7 @@ impl Shared {
         self.faults().sky.as_mut().map(Sky::lingers).unwrap_or_default()
     }
 
-    /// Lets go of everything that a unit holds, and tells whoever waits.
+    /// Releases everything that a unit holds, and wakes the units that wait for it.
     pub(super) fn release(&self, unit: UnitId) {
         self.state().release(unit);
         self.ended.notify_waiters();
@@ -208,7 +208,7 @@ impl Shared {
     }
 }
 
-/// What an operation has met before it began.
+/// The fault that befell an operation before it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
     Nothing,

@@ -34,7 +34,7 @@ use self::{fault::Faults, state::State};
 /// A transactional store in the memory of this process, **for tests only**: a restart forgets every key, and with it
 /// the promise.
 ///
-/// Beyond that it does what a database server does, so that the engine and people's handlers can be tested without one:
+/// Beyond that it does what a database server does, so that the engine and users' handlers can be tested without one:
 /// a claim waits for uncommitted twins of its keys and for nothing else, a unit is rolled back as a whole, a failed
 /// statement spoils its transaction, a COMMIT that idem did not send is refused, and a commit's answer can be lost.
 /// Clones share everything, as connections to one database do. It keeps the whole contract of [`Store`] and runs the
@@ -77,7 +77,7 @@ pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
-/// What the clones of a store share: the "server".
+/// The state that the clones of a store share: the "server".
 struct Shared {
     state: Mutex<State>,
     faults: Mutex<Faults>,
@@ -87,7 +87,7 @@ struct Shared {
     defect: Option<Defect>,
 }
 
-/// Whom a claim waits for.
+/// The units that a claim waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writers {
     /// For uncommitted twins of its keys, as a database server does it.
@@ -177,7 +177,7 @@ impl MemoryStore {
         self.shared.state().books.audit.iter().map(line).collect()
     }
 
-    /// How many deadlocks there were: of two units that waited for each other, one was told to run again.
+    /// How many deadlocks there were: of two units that waited for each other, one had to run again.
     #[must_use]
     pub fn deadlocks(&self) -> u64 {
         self.shared.state().deadlocks
@@ -195,7 +195,7 @@ impl MemoryStore {
         self.shared.state().advanced += by;
     }
 
-    /// Has the next `operation`, of whoever comes first, meet `fault`. Several calls queue up.
+    /// Has the next `operation`, of any session, meet `fault`. Several calls queue up.
     pub fn inject(&self, operation: Operation, fault: Fault) {
         self.shared.faults().add(operation, fault);
     }

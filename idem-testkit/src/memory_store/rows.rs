@@ -10,7 +10,7 @@ use super::{
 };
 
 impl MemoryConnection<'_> {
-    /// Locks a row until the transaction ends, as `SELECT … FOR UPDATE` does, and waits for whoever has it. The row need not
+    /// Locks a row until the transaction ends, as `SELECT … FOR UPDATE` does, and waits for its holder. The row need not
     /// be there. A nested transaction that is rolled back keeps its locks.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl super::state::State {
     pub(super) fn wait(&mut self, unit: UnitId, holder: UnitId) -> bool {
         let is_deadlock = self.is_deadlock(unit, holder);
         self.deadlocks += u64::from(is_deadlock);
-        // Who is told of a deadlock waits no longer.
+        // A unit that gets the deadlock waits no longer.
         if is_deadlock {
             self.waits.remove(&unit)
         } else {

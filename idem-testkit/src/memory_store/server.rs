@@ -1,5 +1,5 @@
-//! What befalls the "server" of a [`MemoryStore`] as a whole: restarts, failovers, restores, another clock; and what operators
-//! do to its records.
+//! Faults of the "server" of a [`MemoryStore`] as a whole: restarts, failovers, restores, another clock; and operators'
+//! changes of its records.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     state::{RecordKey, Rows, State},
 };
 
-/// Everything that was committed at some moment: what a standby had received, or a backup holds.
+/// Everything that was committed at some moment: the data of a standby or of a backup.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     records: BTreeMap<RecordKey, Recorded>,
@@ -32,17 +32,17 @@ impl MemoryStore {
         Checkpoint { records: records.clone(), tables: tables.clone(), books: books.clone(), events: events.clone() }
     }
 
-    /// Ends every session, as a restart of the server does: what was not committed is gone, and whoever has a session finds
-    /// its connection lost.
+    /// Ends every session, as a restart of the server does: uncommitted work is gone, and every session finds its connection
+    /// lost.
     pub fn end_sessions(&self) {
         self.shared.state().end_sessions();
         self.shared.ended.notify_waiters();
     }
 
     /// Another server answers from now on, and it has what was committed at the checkpoint and nothing else: a standby that
-    /// was promoted before it had received everything, or a backup that was restored. Every session ends. Workers can tell by
-    /// the server's [identity](idem_core::store::Control::identity), which is a new one. What consumers and tenants are called
-    /// inside of the database may be lost too.
+    /// was promoted before it had received everything, or a backup that was restored. Every session ends. Workers notice by
+    /// the server's [identity](idem_core::store::Control::identity), which is a new one. The numbers of consumers and tenants
+    /// in the database may be lost too.
     pub fn go_back_to(&self, checkpoint: &Checkpoint) {
         let mut state = self.shared.state();
         state.end_sessions();
@@ -60,7 +60,7 @@ impl MemoryStore {
         self.shared.state().set_back += by;
     }
 
-    /// Forgets the record of a key, as an operator does who wants its message to take effect again, and empties every cache
+    /// Forgets the record of a key, as an operator does so that its message takes effect again, and empties every cache
     /// of committed keys; its answer goes with it. Answers whether there was one.
     pub fn forget(&self, scope: ScopeId, key: &IdempotencyKey) -> bool {
         let mut state = self.shared.state();
@@ -84,7 +84,7 @@ impl State {
         self.writer = None;
     }
 
-    /// What tells this server from the one that answered before.
+    /// The identity that distinguishes this server from the one that answered before.
     pub(super) fn identity(&self) -> StoreIdentity {
         match self.server {
             0 => StoreIdentity::default(),

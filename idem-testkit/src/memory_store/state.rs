@@ -1,4 +1,4 @@
-//! What is committed, and who holds what.
+//! The committed rows, and the units that hold keys and locks.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{Defect, bookkeeping::Books, outbox::Events};
 
-/// What is unique: a key within its scope.
+/// The unique key: a key within its scope.
 pub(super) type RecordKey = (ScopeId, IdempotencyKey);
 
 /// The rows of a table.
@@ -44,14 +44,14 @@ pub(super) struct State {
     pub(super) held: BTreeMap<RecordKey, (UnitId, Recorded)>,
     /// The unit that writes, in a store with a single writer.
     pub(super) writer: Option<UnitId>,
-    /// Who waits for whom.
+    /// The unit that each waiting unit waits for.
     pub(super) waits: BTreeMap<UnitId, UnitId>,
     pub(super) tables: BTreeMap<String, Rows>,
     pub(super) books: Books,
     pub(super) events: Events,
     pub(super) advanced: Duration,
     pub(super) set_back: Duration,
-    /// The rows that are locked, and by whom.
+    /// The locked rows, with the units that hold the locks.
     pub(super) locked: BTreeMap<(String, String), UnitId>,
     /// How often all sessions have ended.
     pub(super) era: u64,
@@ -82,7 +82,7 @@ impl State {
 
     /// Whether `unit` would close a circle by waiting for `holder`.
     pub(super) fn is_deadlock(&self, unit: UnitId, holder: UnitId) -> bool {
-        // Who was dropped while it waited still stands in a circle of others.
+        // A unit that was dropped while it waited still stands in a circle of others.
         let chain = std::iter::successors(Some(holder), |waiting| self.waits.get(waiting).copied());
         chain.take(self.waits.len() + 1).any(|next| next == unit)
     }

@@ -1,4 +1,4 @@
-//! The store itself: its sessions, and what its errors mean.
+//! The store itself: its sessions, and the classes of its errors.
 
 use std::{error::Error, sync::Arc};
 
@@ -64,7 +64,7 @@ impl Store for MemoryStore {
         let id = {
             let mut state = self.shared.state();
             let id = state.next_unit();
-            // As a database in the process does it: with the write lock where nobody has it.
+            // Like a database in the process: with the write lock where it is free.
             if self.shared.writers == Writers::One {
                 state.writer.get_or_insert(id);
             }

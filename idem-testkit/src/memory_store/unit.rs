@@ -41,7 +41,7 @@ pub struct MemoryUnit<'l> {
     pub(super) ended: bool,
 }
 
-/// What a look at a key has shown.
+/// The result of a look at a key.
 enum Look<T> {
     Answer(T),
     /// Another unit holds it.
@@ -175,7 +175,7 @@ impl MemoryUnit<'_> {
         }
     }
 
-    /// What an append makes of an event: its number where it is new, `None` where it is there already.
+    /// The number of an event where it is new, `None` where it is there already.
     fn look_at_event(&mut self, event: &NewEvent, may_be_known: bool) -> Look<Result<Option<EventNumber>, Known>> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();

@@ -24,8 +24,8 @@ pub struct Weather {
     pub connections_lost: Rate,
     /// How often it breaks after that, before the answer arrives.
     pub answers_lost: Rate,
-    /// How often an operation of a unit is never answered. What is done outside of units is bounded in time by each store, so
-    /// it is spared.
+    /// How often an operation of a unit is never answered. Operations outside of units are bounded in time by each store, so
+    /// they are spared.
     pub hangs: Rate,
     /// How often the server notices late that a session is gone, whose process died or whose connection broke: until then its
     /// keys and rows are held.
@@ -34,7 +34,7 @@ pub struct Weather {
     pub lingers_max: Duration,
 }
 
-/// What a draw has given: how much longer it takes, and what happens then.
+/// The result of a draw: how much longer the operation takes, and the fault that follows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Drawn {
     pub(super) delay: Duration,

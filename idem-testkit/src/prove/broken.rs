@@ -1,4 +1,4 @@
-//! What a proof says: that it holds, or which promise does not and why.
+//! The outcome of a proof: that it holds, or which promise does not and why.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -51,9 +51,9 @@ pub enum NotProven {
     Broken {
         /// The promise.
         promise: Promise,
-        /// What was done to the handler.
+        /// The situation in which the handler ran.
         when: String,
-        /// What was seen, and what in a handler does such a thing.
+        /// The observation, and the mistakes in a handler that cause it.
         why: String,
     },
     /// There is nothing to prove yet: a message too few, one that the handler does not take, effects that cannot be seen.
@@ -62,7 +62,7 @@ pub enum NotProven {
     /// The database or the engine failed.
     #[error("the proof could not go on when {when}: {}", with_causes(source.as_ref()))]
     Failed {
-        /// What was being done.
+        /// The step that failed.
         when: String,
         /// The error.
         #[source]

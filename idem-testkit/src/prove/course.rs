@@ -27,7 +27,7 @@ const WAITS: [u32; 8] = [1, 2, 3, 4, 6, 9, 14, 21];
 /// Copies of each message in a storm.
 const COPIES: usize = 4;
 
-/// What a receive loop comes by, and where it can die.
+/// The failpoints of a receive loop, at which it can die.
 const OF_A_LOOP: [&str; 9] = [
     failpoint::BEGIN,
     failpoint::CLAIMED,
@@ -46,7 +46,7 @@ pub(super) struct Course<D: Scratch, H> {
     pub(super) proven: Proven,
 }
 
-/// What a promise says about a database.
+/// The content of a database that a promise demands.
 struct Expected<'r> {
     tables: &'r Tables,
     but: &'r Volatile,

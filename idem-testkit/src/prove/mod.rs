@@ -27,7 +27,7 @@ const MESSAGES_MIN: usize = 3;
 /// lost; and compares every table of the application with what the messages leave where nothing goes wrong. Each message's effect
 /// must be there exactly once.
 ///
-/// `handler` makes the handler of a process. It is told how to connect to the database of the moment, for a handler that has a
+/// `handler` makes the handler of a process. It is given the address of the current database, for a handler that has a
 /// connection or pool of its own.
 ///
 /// ```
@@ -52,7 +52,7 @@ const MESSAGES_MIN: usize = 3;
 /// # }
 /// ```
 ///
-/// What it cannot see: what a handler does elsewhere, such as a call over HTTP. That happens at least once, see
+/// It cannot see effects elsewhere, such as a call over HTTP. They happen at least once, see
 /// [`Effects::Outside`](idem_core::Effects).
 pub fn prove<D: Scratch, H: Handler<D::Store>>(
     databases: D,
@@ -114,7 +114,7 @@ impl<D: Scratch, H: Handler<D::Store>> Proof<D, H> {
         }
         let (answer, answered) = oneshot::channel();
         let prove = move || {
-            // Nobody may be waiting any more.
+            // The receiver may be gone.
             let _ = answer.send(self.run_here());
         };
         let failed = |source: BoxError| NotProven::Failed { when: "it starts".to_owned(), source };

@@ -36,7 +36,7 @@ pub(super) type Make<D, H> = dyn Fn(&<D as Scratch>::Address) -> H + Send + Sync
 pub(super) type Configure<D> =
     dyn Fn(DedupConsumerBuilder<<D as Scratch>::Store>) -> DedupConsumerBuilder<<D as Scratch>::Store> + Send + Sync;
 
-/// What processes are made of.
+/// The parts that every process is made of.
 pub(super) struct Making<D: Scratch, H> {
     pub(super) databases: Arc<D>,
     pub(super) handler: Box<Make<D, H>>,
@@ -77,7 +77,7 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
         Ok(builder.build()?)
     }
 
-    /// A process with a receive loop of its own, which has all of these in hand, and hands over again what is not settled.
+    /// A process with a receive loop of its own, which has all of these in hand, and hands over unsettled messages again.
     pub(super) async fn loops(
         &self,
         address: &D::Address,
@@ -152,7 +152,7 @@ async fn live(
     let life = Life::fated({
         let (met, died) = (Arc::clone(&met), Arc::clone(&died));
         move |point| match doom {
-            // Once: what comes after it is another matter.
+            // Once: later passes go on.
             Some(doom) if doom.point == point && !met.swap(true, Ordering::SeqCst) => {
                 if doom.fate == Fate::Die {
                     died.notify_one();

@@ -1,4 +1,4 @@
-//! What a handler writes where nothing goes wrong: what everything else is compared with.
+//! The writes of a handler in a run without faults, with which all other runs are compared.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ const UNSEALED: &str = "ID001";
 /// How often a message is tried where nothing goes wrong.
 const ATTEMPTS: usize = 5;
 
-/// What the tables hold at the beginning and at the end, and what of it can be compared.
+/// The tables' content at the beginning and at the end, and the part of it that can be compared.
 pub(super) struct Reference {
     pub(super) keys: Vec<String>,
     /// Before the first message.
@@ -30,7 +30,7 @@ pub(super) struct Reference {
     pub(super) all: Tables,
     /// After all but the last.
     pub(super) but_last: Tables,
-    /// What differs from run to run.
+    /// The columns that differ from run to run.
     pub(super) by_run: Volatile,
     /// And what differs with the order of messages that have none.
     pub(super) by_order: Volatile,
@@ -44,7 +44,7 @@ impl Reference {
         course.remove(empty).await;
         let (all, keys) = calm(course, &messages, false).await?;
         if all == before {
-            let text = "the handler changes no table, so nobody can see what it does: look at `Scratch::tables`, and at the messages";
+            let text = "the handler changes no table, so its effects cannot be seen: look at `Scratch::tables`, and at the messages";
             return Err(NotProven::Unprovable(text.to_owned()));
         }
         let (again, _) = calm(course, &messages, true).await?;
@@ -126,11 +126,11 @@ fn not_handled(key: &str, decision: &Decision) -> Option<String> {
     (!decision.is_processed()).then(told)
 }
 
-/// A key that nobody else can have was held: by the handler.
+/// A key that no other worker can have was held: by the handler.
 fn waited_for_itself(key: &str) -> String {
     format!(
-        "message {key} is not handled, because somebody else wrote. Does the handler write over a connection that is not `tx`? That \
-         one waits for the handler's own transaction"
+        "message {key} is not handled, because another transaction was writing. Does the handler write over a connection that is \
+         not `tx`? That one waits for the handler's own transaction"
     )
 }
 

@@ -24,7 +24,7 @@ const MEETS_MAX: Duration = Duration::from_secs(10);
 /// A handler that was not polled for so long waits for the transaction that it has met.
 const RESTS_FOR: Duration = Duration::from_millis(500);
 
-/// What goes wrong in one run of the handler.
+/// The fault in one run of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     /// Nothing.
@@ -50,7 +50,7 @@ pub(super) enum Act {
 
 type Plan = dyn Fn(&str, u32) -> Act + Send + Sync;
 
-/// What goes wrong, by the message's key and the number of the run, from 1; and what was seen.
+/// The faults, by the message's key and the number of the run, from 1; and the runs that were seen.
 pub(super) struct Rig {
     plan: Box<Plan>,
     seen: Mutex<Seen>,

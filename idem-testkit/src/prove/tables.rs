@@ -1,4 +1,4 @@
-//! What two databases hold, compared: which columns say something, and which rows one has and the other has not.
+//! Compares the content of two databases: which columns say something, and which rows one has and the other has not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,7 +111,7 @@ impl Volatile {
                 expected,
             }));
         }
-        // What is too much says more than what is missing.
+        // Surplus rows say more than missing ones.
         differences.sort_by_key(|difference| difference.seen < difference.expected);
         differences
     }

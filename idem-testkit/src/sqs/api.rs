@@ -145,7 +145,7 @@ fn well_formed(entries: &[Value]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Each entry for itself: where the request is well formed the whole is a success, whatever becomes of them.
+/// Each entry for itself: a well-formed request is a success as a whole, even if entries fail.
 fn batch(
     queue: &mut Queue,
     input: &Value,
@@ -233,7 +233,7 @@ fn described(message: &Message, now: Duration, input: &Value) -> Value {
         let names = input.get(list).and_then(Value::as_array);
         names.is_some_and(|names| names.iter().any(|asked| asked == name || asked == "All"))
     };
-    // As long ago by the clock of whoever asks as by that of the queues.
+    // As long ago by the client's clock as by that of the queues.
     let millis_ago =
         |time: Duration| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(time).as_millis();
     let first = message.since_the_first_receive(now).map(|time| millis_ago(time).to_string());

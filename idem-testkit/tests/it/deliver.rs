@@ -1,4 +1,4 @@
-//! [`deliver`] and the faults of [`MemoryStore`], as people's own tests use them.
+//! [`deliver`] and the faults of [`MemoryStore`], as users' tests use them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,7 +46,7 @@ async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
     assert!(deliver(&store, &ledger, message("order-1", "250")).await.unwrap().is_skipped());
     let conflict = deliver(&store, &ledger, message("order-1", "251")).await.unwrap();
     assert!(matches!(conflict, Decision::Conflict(..)), "{conflict:?}");
-    // What a worker tries again says so: its reason is that of the dead letter which it ends as.
+    // The outcome says whether a worker tries again: its reason is that of the dead letter which the message ends as.
     for (payload, reason, comes_again) in [("0", Reason::AttemptsExhausted, true), ("free", Reason::Malformed, false)] {
         let failed = deliver(&store, &ledger, message("order-2", payload)).await.unwrap();
         let Decision::Failed(failure) = &failed else { panic!("{failed:?}") };
@@ -66,7 +66,7 @@ async fn a_handler_without_a_write_is_delivered_to() {
     assert!(deliver(&Arc::new(MemoryStore::new()), &nothing, message("order-1", "250")).await.unwrap().is_processed());
 }
 
-/// A13: whose handler writes past its transaction is told so by the test, on standard error, and nobody else is.
+/// A13: only a handler that writes past its transaction makes the test warn on standard error.
 #[test]
 fn a13_deliver_tells_of_a_transaction_that_was_not_used() {
     for (test, is_told) in [
@@ -139,7 +139,7 @@ async fn lost_answers_to_a_commit_are_resolved() {
     assert_eq!(keys(&store), ["order-1", "order-2"]);
 }
 
-/// B4, A27: what another transaction or a stale plan spoiled runs again at once, and nobody is charged.
+/// B4, A27: a unit that another transaction or a stale plan spoiled runs again at once, and no message is charged.
 #[tokio::test]
 async fn contention_runs_the_unit_again() {
     let (store, ledger) = store_and_ledger();
@@ -168,7 +168,7 @@ async fn a_commit_that_hangs_is_resolved() {
     assert_eq!(keys(&store), ["order-1"]);
 }
 
-/// Two units that claim in opposite orders, which the engine never does: one is told, neither waits for ever.
+/// Two units that claim in opposite orders, which the engine never does: one gets a deadlock, neither waits for ever.
 #[tokio::test(start_paused = true)]
 async fn a_deadlock_is_found() {
     use idem_core::{
@@ -202,7 +202,7 @@ async fn a_deadlock_is_found() {
     assert_eq!(one.claim(&[claim("a")]).await.unwrap(), [Claimed::Inserted]);
     assert_eq!(other.claim(&[claim("b")]).await.unwrap(), [Claimed::Inserted]);
     let (a, b) = ([claim("a")], [claim("b")]);
-    // Whoever closes the circle is told; the other gets its key once that one has rolled back.
+    // The unit that closes the circle gets the deadlock; the other gets its key once that one has rolled back.
     let first = async {
         let answer = one.claim(&b).await;
         one.rollback().await.unwrap();

@@ -1,4 +1,4 @@
-//! The broker in the process: what it does, and each way in which it misbehaves.
+//! The broker in the process: its behaviour, and each of its faults.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -155,7 +155,7 @@ async fn without_a_dead_letter_queue_the_limit_drops_and_attach_warns() {
     assert!(broker.create("a", QueueOptions::default().dead_letter_queue("none")).is_err());
 }
 
-/// What an adapter for Kafka has to live with (E3, E4): the position moves only over what is done without a gap.
+/// The constraint of an adapter for Kafka (E3, E4): the position moves only over done messages without a gap.
 #[tokio::test]
 async fn positions_move_without_a_gap_and_an_ended_assignment_repeats_what_is_behind_it() {
     let queue = queue(QueueOptions::default().order(Order::ByKey).positions(true));

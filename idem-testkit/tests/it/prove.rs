@@ -45,7 +45,7 @@ impl Handler<MemoryStore> for Ledger {
     }
 }
 
-/// Reads a total and writes another: between the two somebody else may have written.
+/// Reads a total and writes another: between the two another transaction may have written.
 struct Totals;
 
 impl Handler<MemoryStore> for Totals {
@@ -85,7 +85,8 @@ async fn j62_a_lost_update_is_told() {
     assert!(text.contains("Does your handler read a value and write another that it made of it?"), "{text}");
 }
 
-/// A consumer that is set up wrongly: without records, which is told before anything is proved, with keys that cover the payload, with keys that copies do not share.
+/// A consumer that is set up wrongly: without records, which is reported before anything is proved, with keys that cover the
+/// payload, with keys that copies do not share.
 #[tokio::test]
 async fn j62_a_consumer_that_breaks_the_promise_is_told() {
     let of_type = |message: &Message| message.clone().with_type("audit");

@@ -1,4 +1,4 @@
-//! The broker on a socket: what a killed consumer, a broken connection and a broker that comes back mean.
+//! The broker on a socket: killed consumers, broken connections, and brokers that come back.
 
 use std::{process::Stdio, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Work of a call's own, on a [`MemoryStore`]: one outcome a key, whoever asks and whatever becomes of the first one.
+//! Work of a call's own, on a [`MemoryStore`]: one outcome a key, for every caller and even if the first one fails.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,7 +82,7 @@ async fn futures_join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     all.into_iter().filter_map(|(_, output)| output).collect()
 }
 
-/// V11: the key of a refusal is never free, so of 200 who ask at once one runs, and all get its outcome.
+/// V11: the key of a refusal is never free, so of 200 calls at once one runs, and all get its outcome.
 #[tokio::test]
 async fn v11_of_two_hundred_callers_who_are_refused_one_runs() {
     assert_eq!(two_hundred_refusals().await, (1, 1));
@@ -160,7 +160,7 @@ async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     .await
 }
 
-/// V1, V2, V7: per key there is exactly one value that anybody ever sees, and it is the one that the effect wrote.
+/// V1, V2, V7: per key there is exactly one visible value, and it is the one that the effect wrote.
 #[tokio::test]
 async fn v1_v2_each_key_has_one_value_under_lost_answers_and_dropped_calls() {
     for seed in 0..10 {
@@ -251,7 +251,7 @@ fn what_does_not_go_with_work_of_calls_is_refused() {
     assert_eq!(builder().build().unwrap_err().field, "handler");
 }
 
-/// W86: what one transaction must not hold together with others shares none.
+/// W86: calls that must not be in one transaction with others share none.
 #[tokio::test]
 async fn w86_calls_with_units_of_their_own_share_none() {
     let builder = || RunOnce::builder(MemoryStore::new(), "payments").handler_deadline(Duration::from_secs(5));
@@ -333,7 +333,7 @@ mod step_by_step {
         assert_eq!((known.value, known.is_error), (refused.value, true));
     }
 
-    /// Whoever comes meanwhile waits, and gets what the first one answers.
+    /// Callers that come meanwhile wait, and get the answer of the first one.
     #[tokio::test]
     async fn the_second_caller_waits_for_the_first() {
         let store = Arc::new(MemoryStore::new());
@@ -378,7 +378,7 @@ mod step_by_step {
     }
 }
 
-/// V8: whoever lacks the key that a result is sealed with is refused, and nothing runs again.
+/// V8: a caller without the key that a result is sealed with is refused, and nothing runs again.
 #[tokio::test]
 async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));

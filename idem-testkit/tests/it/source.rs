@@ -140,7 +140,7 @@ impl SourceUnderTest for Remote {
     async fn crash(&self, source: RemoteSource) {
         let before = self.local.queue.stats().consumers;
         drop(source);
-        // Cut off or not, the broker has to notice: that is what is waited for.
+        // Waits until the broker has noticed, cut off or not.
         self.local.queue.until(|stats| stats.consumers < before.max(1)).await;
     }
     async fn hang(&self) -> Result<(), Unsupported> {

@@ -224,7 +224,7 @@ mod broken {
         uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;
     }
 
-    /// J61: the sequences alone see each of these, whatever the cases do.
+    /// J61: the sequences alone see each of these, even without the cases.
     macro_rules! the_twin_sees {
         ($($test:ident: $defect:ident;)+) => {$(
             #[test]

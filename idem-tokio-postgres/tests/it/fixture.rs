@@ -46,7 +46,7 @@ pub(crate) struct Fixture {
     pub(crate) store: PostgresStore,
     pub(crate) schema: SchemaName,
     pub(crate) config: Config,
-    /// For looking and arranging, as an administrator does. A connection costs the server more than most of what it is asked.
+    /// For looking and arranging, as an administrator does. A connection costs the server more than most statements.
     admin: Mutex<Option<Arc<Client>>>,
     /// Whether another case has it after this one.
     is_reused: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Fixture {
 /// A name that no other test and no other run has.
 fn fresh_name() -> SchemaName {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    // Seeded at random for each process: what a red test left behind must not meet this one.
+    // Seeded at random for each process: the leftovers of a red test must not meet this one.
     static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     SchemaName::new(format!("p_{:016x}_{next}", *RUN)).unwrap()
@@ -122,7 +122,7 @@ impl Fixture {
     }
 
     fn unmade(mut config: Config, schema: SchemaName, admin: Option<Arc<Client>>, is_reused: bool) -> Self {
-        // So that handlers name their tables as people do, without a schema.
+        // So that handlers name their tables without a schema, as usual.
         config.options(format!("-c search_path={schema}"));
         let store = PostgresStore::with_options(config.clone()).schema(schema.clone()).build().unwrap();
         Self { store, schema, config, admin: Mutex::new(admin), is_reused, own_server: None }
@@ -168,7 +168,7 @@ impl Fixture {
         self.admin().await.batch_execute(statements.as_ref()).await.unwrap();
     }
 
-    /// What a query answers, as texts.
+    /// The rows that a query answers, as texts.
     pub(crate) async fn table(&self, query: impl AsRef<str>) -> Vec<Vec<String>> {
         let messages = self.admin().await.simple_query(query.as_ref()).await.unwrap();
         let rows = messages.iter().filter_map(|message| match message {

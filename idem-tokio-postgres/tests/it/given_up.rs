@@ -1,4 +1,4 @@
-//! A54: what the client has given up ends at the server too.
+//! A54: a statement that the client has given up ends at the server too.
 
 #[path = "../../../idem-schema/tests/shared/given_up.rs"]
 mod shared;

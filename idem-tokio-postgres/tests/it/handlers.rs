@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, beyond what the suite asks of every store.
+//! Handlers that meddle with their transaction, beyond the cases that the suite has for every store.
 
 use std::{pin::pin, time::Duration};
 
@@ -41,7 +41,7 @@ async fn a14_forgotten_savepoints_of_an_ended_transaction() {
     }
 }
 
-/// Nests three deep: what is dropped is taken back, what is committed stays, whatever is around it.
+/// Nests three deep: a dropped level is rolled back, a committed one stays, at any depth.
 struct Nests;
 
 impl Act for Nests {
@@ -95,7 +95,7 @@ impl Act for Copies {
     }
 }
 
-/// A COPY goes through, and one that fails is never acknowledged nor harms whoever comes after it on the connection.
+/// A COPY goes through, and one that fails is never acknowledged nor harms the next unit on the connection.
 #[tokio::test]
 async fn a9_rows_that_are_copied_in_and_refused() {
     for handlers in BOTH {
@@ -113,7 +113,7 @@ async fn a9_rows_that_are_copied_in_and_refused() {
     }
 }
 
-/// What the driver cannot run as a statement is refused before it is sent.
+/// A text that the driver cannot run as a statement is refused before it is sent.
 struct Misuses;
 
 impl Act for Misuses {
@@ -137,7 +137,8 @@ async fn a_copy_in_the_wrong_place_is_refused_before_it_is_sent() {
     fixture.drop().await;
 }
 
-/// Gives the driver's own `copy_in` a statement that is none, which leaves the driver an answer ahead, and hides it.
+/// Gives the driver's own `copy_in` a statement that is not a COPY, which leaves the driver an answer ahead, and hides
+/// it.
 struct Shifts;
 
 impl Act for Shifts {

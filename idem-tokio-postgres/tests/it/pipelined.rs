@@ -1,4 +1,4 @@
-//! Handlers at once: what is refused, what is shared, and what can go wrong between neighbours.
+//! Handlers at once: refused statements, shared state, and the limits between neighbours.
 
 use futures_util::FutureExt as _;
 use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
@@ -130,7 +130,7 @@ async fn sum(adds: Adds, handlers: Concurrency, of_one_account: bool) -> String 
     sum
 }
 
-/// What is safe whoever the neighbours are.
+/// Statements that are safe beside any neighbours.
 #[tokio::test]
 async fn relative_updates_upserts_and_rows_of_ones_own_add_up() {
     for handlers in BOTH {
@@ -140,8 +140,8 @@ async fn relative_updates_upserts_and_rows_of_ones_own_add_up() {
     }
 }
 
-/// The documented limit: handlers at once share one transaction, so what one has read another may have written meanwhile,
-/// and no lock stands between them. In order, or in turn by an ordering key, the same handler adds up.
+/// The documented limit: handlers at once share one transaction, so one may have read a row that another has written
+/// meanwhile, without a lock between them. In order, or in turn by an ordering key, the same handler adds up.
 #[tokio::test]
 async fn reading_before_writing_loses_updates_between_handlers_at_once() {
     for adds in [Adds::ByReading, Adds::ByLocking] {

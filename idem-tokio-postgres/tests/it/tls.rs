@@ -9,7 +9,7 @@ use crate::{
     scratch::Scratch,
 };
 
-/// For the name localhost; an authority of its own, because nobody else signed it.
+/// For the name localhost; an authority of its own, because it signed itself.
 const MAKE_CERTIFICATE: &str = "COPY (SELECT 1) TO PROGRAM 'openssl req -x509 -newkey rsa:2048 -nodes -days 2 \
      -subj /CN=idem-test -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE \
      -keyout server.key -out server.crt 2>/dev/null && chmod 600 server.key'";
@@ -57,7 +57,7 @@ async fn s9_a_certificate_and_its_name_are_checked() {
     scratch.down().await;
 }
 
-/// A server without TLS is no surprise to whoever prefers it, and refused by whoever requires it.
+/// A server without TLS is accepted by a client that prefers TLS, and refused by one that requires it.
 #[tokio::test]
 async fn s9_plaintext_is_refused_where_tls_is_required() {
     let fixture = Fixture::new().await;

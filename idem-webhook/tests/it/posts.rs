@@ -103,8 +103,8 @@ async fn o19_the_reference_verifier_accepts_each_secret() {
     }
 }
 
-/// O20: whatever is no confirmation is tried again, when the endpoint wants it or after longer and longer pauses, ten times
-/// over three days; then a person decides.
+/// O20: every answer but a confirmation is followed by another try, when the endpoint wants it or after longer and longer
+/// pauses, ten times over three days; then a person decides.
 #[tokio::test]
 async fn o20_an_endpoint_that_fails_is_tried_for_three_days() {
     let in_a_minute = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000));

@@ -10,7 +10,7 @@ fn inputs() -> u64 {
     if std::env::var_os("IDEM_TEST_ALL").is_some() { 1_000_000 } else { 20_000 }
 }
 
-/// What inputs are made of: whatever any of the readers looks for, and what they stumble over.
+/// The pieces of inputs: tokens that the readers look for, and tokens that they stumble over.
 const PIECES: [&str; 62] = [
     "{",
     "}",

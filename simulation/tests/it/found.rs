@@ -271,8 +271,8 @@ fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
     });
 }
 
-/// J64: the same on more lanes than one, which take the breaker's turns one after the other: what comes again is settled before its
-/// lease runs out once more.
+/// J64: the same on more lanes than one, which take the breaker's turns one after the other: a message that comes again is
+/// settled before its lease runs out once more.
 #[test]
 fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
     found("LateDeadLettersWait", 0..3, |seed| {

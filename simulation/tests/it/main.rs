@@ -1,4 +1,4 @@
-//! What the simulation has to be to prove anything, and the lives in which it found a defect of idem.
+//! The conditions under which the simulation proves anything, and the lives in which it found a defect of idem.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "in a test anything unexpected is a failure")]
 

@@ -174,7 +174,7 @@ struct Payments {
 }
 
 impl Payments {
-    /// What happens once the effect is written.
+    /// The rest of the handler, once the effect is written.
     async fn then(&self, payment: &Payment) -> Result<(), HandlerError> {
         if self.plan.handler_ms > 0 {
             tokio::time::sleep(Duration::from_millis(self.plan.handler_ms)).await;
@@ -208,7 +208,7 @@ where
     }
 }
 
-/// What each payment tells others: one event an effect.
+/// The event of each payment: one an effect.
 fn credited(message: &Message, payment: &Payment) -> Event {
     Event::to("credits").ordering_key(payment.account.to_string()).body(key_of(message).to_owned())
 }

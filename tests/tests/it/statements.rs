@@ -1,9 +1,10 @@
 //! S11: every function in every statement is called by its full name, so that no function of another role's in the
-//! search_path can be it. That operators cannot be taken over either is asked of the server, beside each crate's statements.
+//! search_path can be it. The server's check that operators cannot be taken over either stands beside each crate's
+//! statements.
 
 use std::path::{Path, PathBuf};
 
-/// What is written like a call, and is grammar or the server's own by grammar.
+/// Words that are written like calls, and are grammar or the server's own by grammar.
 const GRAMMAR: [&str; 6] = ["coalesce", "greatest", "least", "nullif", "extract", "substring"];
 
 /// Words by which a literal is known to be part of a statement.
@@ -60,7 +61,7 @@ fn literals(source: &str) -> Vec<String> {
 fn bare_calls(statement: &str) -> Vec<String> {
     let lines = statement.lines().map(|line| line.split("-- ").next().unwrap_or_default());
     let text = lines.collect::<Vec<_>>().join(" ");
-    // What stands between quotes is a value.
+    // Text between quotes is a value.
     let code: String = text.split('\'').step_by(2).collect::<Vec<_>>().join(" \u{1} ");
     let is_name = |c: char| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit();
     let calls = code.match_indices('(').filter_map(|(at, _)| {

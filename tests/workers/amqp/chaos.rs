@@ -47,7 +47,7 @@ impl Stage for OnRabbitMq<'_> {
     }
 }
 
-/// Nothing where `./chaos` does not run: how long it takes is what it was told.
+/// Does nothing without `./chaos`, which sets how long it takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn chaos_leaves_an_exact_ledger() {
     let Some(wanted) = wanted() else { return };

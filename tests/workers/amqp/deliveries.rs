@@ -1,4 +1,4 @@
-//! What becomes of messages: settled, set aside, held.
+//! The outcomes of messages: settled, set aside, held.
 
 use lapin::types::AMQPValue;
 use sqlx::{Connection, Executor};
@@ -80,7 +80,7 @@ async fn g8_a_dead_letter_that_cannot_be_published_keeps_its_message() {
     fixture.remove().await;
 }
 
-/// D7, G5: a message that fails is held in the process, blocks nobody, and is not sent round and round by the broker.
+/// D7, G5: a message that fails is held in the process, blocks no other, and is not sent round and round by the broker.
 #[tokio::test(flavor = "multi_thread")]
 async fn g5_a_poison_message_is_held_here_and_not_requeued() {
     let fixture = Fixture::new("poison").await;
@@ -101,8 +101,8 @@ async fn g5_a_poison_message_is_held_here_and_not_requeued() {
     fixture.remove().await;
 }
 
-/// G4, G5: what would be held for longer than the broker allows waits in the retry queue, and is the same message when it
-/// comes back: its attempts go on.
+/// G4, G5: a message that would be held for longer than the broker allows waits in the retry queue, and is the same
+/// message when it comes back: its attempts go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn g4_a_message_that_may_not_be_held_any_longer_waits_in_the_retry_queue() {
     let fixture = Fixture::new("later").await;
@@ -129,7 +129,7 @@ async fn g4_a_message_that_may_not_be_held_any_longer_waits_in_the_retry_queue()
     fixture.remove().await;
 }
 
-/// G6: a key that somebody else holds for five rounds is no failed delivery, so a limit of three loses nothing.
+/// G6: a key that another session holds for five rounds is no failed delivery, so a limit of three loses nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn g6_five_busy_rounds_on_a_queue_with_a_limit_of_three_lose_nothing() {
     let limit = ("x-delivery-limit", AMQPValue::LongInt(3));

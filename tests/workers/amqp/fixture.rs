@@ -26,13 +26,13 @@ impl Deref for Fixture {
     }
 }
 
-/// What makes a queue a quorum queue.
+/// The argument that makes a queue a quorum queue.
 pub(crate) fn quorum() -> (&'static str, AMQPValue) {
     ("x-queue-type", AMQPValue::LongString("quorum".into()))
 }
 
 impl Fixture {
-    /// A new classic queue and a new database. `label` is for those who look for what a failed test left behind.
+    /// A new classic queue and a new database. `label` helps to find the leftovers of a failed test.
     pub(crate) async fn new(label: &str) -> Self {
         Self::with(label, &[]).await
     }

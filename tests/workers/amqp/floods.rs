@@ -19,7 +19,7 @@ struct Flood {
 /// By these headers of producers the broker does something.
 const BROKERS_OWN: [&str; 2] = ["CC", "BCC"];
 
-/// What idem reads of tables in each other, the headers themselves among them, and of values in them.
+/// The limits of idem's reading: tables in each other, the headers themselves among them, and values in them.
 const DEPTH_MAX: usize = 64;
 const VALUES_MAX: usize = 4_096;
 

@@ -9,7 +9,7 @@ use super::{
 
 const LARGE: usize = 8 << 20;
 
-/// What the Kubernetes example gives a worker.
+/// The memory limit of a worker in the Kubernetes example.
 const MEMORY_MAX: u64 = 512 << 20;
 
 /// J56: small messages have earned all of the prefetch when as many large ones come as do not fit into the worker's memory.

@@ -13,7 +13,7 @@ use super::{
     shared_chain::pending,
 };
 
-/// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is
+/// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; no message is
 /// charged an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
@@ -37,7 +37,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
-    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    // O9: committed events are sent once the broker is back, under as many ids as there are purchases.
     until("an empty outbox", async || pending(&fixture).await == 0).await;
     let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
     assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);
@@ -76,7 +76,7 @@ async fn g30_a_broker_that_is_away_shows_in_readyz_and_in_the_gauge_of_the_shipp
     until("it is back", async || shows("readyz", "\"broker\":\"up\"").await).await;
     until("the end of the alert", async || shows("metrics", &gauge(1)).await).await;
     let ended = worker.stop().await;
-    // B-M7: what is behind it stands in the line.
+    // B-M7: the cause behind it stands in the line.
     let line = ended.log.lines().find(|line| line.contains("the broker cannot be used")).unwrap_or(&ended.log);
     assert!(line.contains("unavailable while") && line.contains("idem waits and tries again: "), "{line}");
     fixture.remove().await;
@@ -118,7 +118,7 @@ async fn g16_a_crash_loop_loses_no_message_at_a_delivery_limit() {
     fixture.remove().await;
 }
 
-/// J2: workers that are killed with their hands full. What they had comes to the others, and nothing happens twice.
+/// J2: workers that are killed with their hands full. Their messages come to the others, and nothing happens twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn j2_workers_that_are_killed_lose_nothing() {
     let (purchases, kills) = (count(50_000, 6_000), count(20, 4));

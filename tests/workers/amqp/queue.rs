@@ -1,4 +1,4 @@
-//! A queue, its producer, and what the broker knows of it.
+//! A queue, its producer, and the broker's view of it.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Queue {
         let queue =
             Self { name: name.to_owned(), url: url.to_owned(), management_url: management.to_owned(), producer };
         let mut table = FieldTable::default();
-        // Goes by itself once nobody uses it.
+        // It expires by itself once it is unused.
         table.insert("x-expires".into(), AMQPValue::LongInt(600_000));
         for (name, value) in arguments {
             table.insert((*name).into(), value.clone());
@@ -128,7 +128,7 @@ impl Queue {
         client.get(url).basic_auth("guest", Some("guest")).send().await
     }
 
-    /// Publishes through the management API, with these headers as JSON: what no client library could write.
+    /// Publishes through the management API, with these headers as JSON, which no client library could write.
     pub(crate) async fn publish_with_headers(&self, headers: &str, text: &str) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let text = Value::from(text);
@@ -142,7 +142,7 @@ impl Queue {
         assert_eq!(answer, r#"{"routed":true}"#);
     }
 
-    /// What the management API says of it; it lags by a moment.
+    /// The management API's description of it, which lags by a moment.
     pub(crate) async fn described(&self) -> Value {
         let url = format!("{}/api/queues/%2f/{}", self.management_url, self.name);
         let answer = Self::get(&url).await.expect("the API answers");

@@ -56,8 +56,8 @@ async fn a_broker_that_cannot_be_reached_ends_the_start_with_its_own_code() {
     fixture.remove().await;
 }
 
-/// J83: with the log as it is by default, a refusal is one line of ours. The client library would print three of its own, as Rust's
-/// structs.
+/// J83: with the log as it is by default, a refusal is one line of idem's. The client library would print three of its own, as
+/// Rust's structs.
 #[tokio::test(flavor = "multi_thread")]
 async fn j83_a_refusal_is_told_once_and_in_words() {
     let fixture = Fixture::new("words").await;
@@ -143,7 +143,7 @@ async fn g6_queues_that_drop_messages_are_refused_where_the_management_api_tells
     assert_refused(&refused(&fixture, &[], &[&told[..], &["3"]].concat()).await, 2, &["3 deliveries", "3 attempts"]);
     let accepted = fixture.drain(&[&told[..], &["2"]].concat()).await;
     assert!(accepted.status.success(), "{}", accepted.log);
-    // So is the word of whoever starts it without that.
+    // So is the limit that the command line names without that API.
     let unmanaged = refused(&fixture, &[], &["--delivery-limit", "3", "--attempts", "3"]).await;
     assert_refused(&unmanaged, 2, &["3 deliveries", "3 attempts"]);
     let warned = fixture.drain(&[]).await;

@@ -1,4 +1,4 @@
-//! What a worker has from the beginning.
+//! Features that a worker is built with.
 
 use std::process::Command;
 

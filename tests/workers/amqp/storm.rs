@@ -19,7 +19,7 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     let arguments = fixture.arguments_to(
         &fixture.queue.url.replace(host(&fixture.queue.url), broker.address()),
         &fixture.url.replace(fixture.host(), database.address()),
-        // What a broken connection interrupts is counted while it runs.
+        // A run that a broken connection interrupts counts as an attempt.
         &["--attempts", "100", "--batch", "20"],
     );
     let workers = [fixture.start_with(&arguments), fixture.start_with(&arguments)];

@@ -62,7 +62,7 @@ pub(crate) async fn ids(topic: &Topic) -> Vec<String> {
     topic.records().await.iter().map(id).collect()
 }
 
-/// With a client and a way to run handlers on each side: what is published is the same on all, says the ledger's own test.
+/// With a client and a way to run handlers on each side: the events are the same on all, as the ledger's own test shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn o2_o3_both_ledgers_are_exact() {
     let shop = Fixture::new("shop", 2).await.client(PIPELINED);

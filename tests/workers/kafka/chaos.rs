@@ -38,13 +38,13 @@ impl Stage for OnKafka<'_> {
         true
     }
 
-    /// Clients go on to the address that the broker tells them, past any proxy.
+    /// Clients go on to the address that the broker advertises, past any proxy.
     fn broker_proxy(&self) -> Option<&Proxy> {
         None
     }
 }
 
-/// Nothing where `./chaos` does not run: how long it takes is what it was told.
+/// Does nothing without `./chaos`, which sets how long it takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn chaos_leaves_an_exact_ledger() {
     let Some(wanted) = wanted() else { return };

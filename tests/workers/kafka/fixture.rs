@@ -62,7 +62,7 @@ impl Deref for Fixture {
 }
 
 impl Fixture {
-    /// A new topic and a new database. `label` is for those who look for what a failed test left behind.
+    /// A new topic and a new database. `label` helps to find the leftovers of a failed test.
     pub(crate) async fn new(label: &str, partitions: i32) -> Self {
         Self::on(label, partitions, &brokers(), &super::database::server()).await
     }

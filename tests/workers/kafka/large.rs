@@ -12,7 +12,7 @@ use super::{
     purchase::Purchase,
 };
 
-/// What the Kubernetes example gives a worker.
+/// The memory limit of a worker in the Kubernetes example.
 const MEMORY_MAX: u64 = 512 << 20;
 
 /// J59: less than a megabyte on the broker is 585 in memory. The client library unpacks a fetch at once, so the fetch is small.

@@ -12,8 +12,8 @@ use super::{
 
 with_each_client!(j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key);
 
-/// A25, J9: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is charged
-/// an attempt for it, and nothing is set aside.
+/// A25, J9: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; no message is
+/// charged an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     let servers = OwnServers::up("kafka-worker-outages", 400, &["postgres", "kafka"]);
@@ -35,7 +35,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
-    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    // O9: committed events are sent once the broker is back, under as many ids as there are purchases.
     until("an empty outbox", async || pending(&fixture).await == 0).await;
     let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
     assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);
@@ -69,8 +69,8 @@ async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, fi
     assert_eq!(fixture.ledger().await, Ledger::of(0..sent + 100));
 }
 
-/// J4: a worker that is killed in the middle of a statement leaves a server process that nobody waits for. It does not
-/// keep the key for as long as the statement would take.
+/// J4: a worker that is killed in the middle of a statement leaves a server process without a client. It does not keep
+/// the key for as long as the statement would take.
 async fn j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key(client: Client) {
     let fixture = Fixture::new("killed", 1).await.client(client);
     // For its tables.

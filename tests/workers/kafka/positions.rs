@@ -105,8 +105,8 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason(client: Client) {
     fixture.remove().await;
 }
 
-/// A29: a topic that is created again uses its offsets again. What failed there before and what fails there now are dead
-/// letters of their own, whole in the table and published, whether they have a key or not.
+/// A29: a topic that is created again uses its offsets again. Messages that failed there before and those that fail
+/// there now are dead letters of their own, whole in the table and published, whether they have a key or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a29_a_topic_that_is_created_again_loses_no_dead_letter() {
     let mut fixture = Fixture::new("again", 1).await;

@@ -1,4 +1,4 @@
-//! What a worker says of itself and of its group once it runs.
+//! The log of a worker about itself and its group once it runs.
 
 use std::process::Command;
 
@@ -54,7 +54,7 @@ async fn a_worker_is_ready_once_its_group_gave_it_its_share_and_names_it() {
     .await;
     let expected: Vec<String> = (0..3).map(|partition| format!("{}/{partition}", fixture.name)).collect();
     assert_eq!(ready["partitions"], serde_json::json!(expected), "{ready}");
-    // A33: what the broker takes and the worker would set aside is told at the start.
+    // A33: the size of messages that the broker takes and the worker would set aside is logged at the start.
     let log = worker.logged();
     assert!(log.contains("the broker takes messages of up to"), "{log}");
     worker.stop().await;
@@ -142,7 +142,7 @@ async fn s8_workers_and_their_cleanup_run_with_the_rights_of_their_roles() {
     fixture.remove().await;
 }
 
-/// What the README's first command asks for, on a database with nothing in it.
+/// The README's first command, on an empty database.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_makes_the_tables_at_the_first_start() {
     let fixture = Fixture::empty("owner").await;

@@ -1,4 +1,4 @@
-//! A topic, its producer, and what the broker knows of a group.
+//! A topic, its producer, and the broker's view of a group.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -135,7 +135,7 @@ impl Topic {
         .expect("no panic")
     }
 
-    /// Moves the group's committed offsets, as an operator does while nobody is a member.
+    /// Moves the group's committed offsets, as an operator does while the group has no members.
     pub(crate) async fn move_to(&self, group: &str, offsets: &BTreeMap<i32, i64>) {
         let (consumer, mut list) = (self.member_less(group), TopicPartitionList::new());
         for (partition, offset) in offsets {

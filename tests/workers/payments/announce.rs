@@ -17,8 +17,8 @@ fn header(record: &OwnedMessage, name: &str) -> String {
     String::from_utf8(header.value.expect("a value").to_vec()).expect("text")
 }
 
-/// W62: a transaction that is announced is told once a key, under an id that is derived of the key, also where the process is
-/// killed with events that nobody has sent, and repeats and refusals tell nothing.
+/// W62: an announced transaction is published once a key, under an id that is derived of the key, also where the process is
+/// killed with unsent events, and repeats and refusals publish nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn w62_a_transaction_is_told_once_a_key() {
     let fixture = Fixture::new("http").await;

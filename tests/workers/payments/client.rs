@@ -156,8 +156,8 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// What a repeat must have too, byte for byte: everything but what tells the repeat, the moment, and until when the key is
-    /// known at least, which the first answer does not know exactly.
+    /// The parts that a repeat must have too, byte for byte: everything but the mark of a repeat, the moment, and until when
+    /// the key is known at least, which the first answer does not know exactly.
     pub(crate) fn told(&self) -> (u16, Vec<(String, String)>, String) {
         let own = ["idempotent-replayed", "idempotency-processed-at", "last-modified", "date", "idempotency-expires"];
         let mut headers: Vec<_> =

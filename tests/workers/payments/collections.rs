@@ -1,4 +1,4 @@
-//! The requests that people find beside the example, sent as their editors send them.
+//! The files of requests beside the example, sent as editors send them.
 
 use std::collections::BTreeMap;
 

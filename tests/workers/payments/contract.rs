@@ -1,4 +1,4 @@
-//! What the contract says of requests and answers, by clients that know nothing else.
+//! The contract of requests and answers, by clients that know nothing else.
 
 use tokio::task::JoinSet;
 
@@ -107,7 +107,7 @@ async fn w52_three_at_once_are_one_debit_and_three_equal_answers() {
     fixture.remove().await;
 }
 
-/// W53: what is refused before the operation keeps nothing, and what the operation refuses is kept.
+/// W53: a refusal before the operation is not kept, and one by the operation is.
 #[tokio::test(flavor = "multi_thread")]
 async fn w53_only_the_operations_own_answers_are_kept() {
     let fixture = Fixture::new("http").await;
@@ -173,7 +173,7 @@ async fn w54_guardia_replays_a_refusal_as_a_refusal() {
     fixture.remove().await;
 }
 
-/// W55: who is not known is told so before anything is read or looked up, whatever else is wrong.
+/// W55: an unknown client gets its 401 before anything is read or looked up, even if the request has other faults.
 #[tokio::test(flavor = "multi_thread")]
 async fn w55_nobody_is_looked_up_for_a_stranger() {
     let fixture = Fixture::new("http").await;
@@ -217,8 +217,8 @@ async fn w56_tenants_are_apart() {
     fixture.remove().await;
 }
 
-/// W57: a client that is gone at any point has its debit once, and learns of it when it asks again; also of another process. What came
-/// whole is carried out without its client; what did not come whole is not.
+/// W57: a client that is gone at any point has its debit once, and learns of it when it asks again; also of another process. A
+/// request that came whole is carried out without its client; one that did not is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn w57_a_client_that_is_gone_asks_again() {
     let fixture = Fixture::new("http").await;
@@ -288,7 +288,7 @@ async fn w58_sqlite_keeps_the_same_promise() {
     let address = api.address.clone();
     assert!(api.stop().await.status.success());
     assert!(request.send(&address).await.is_err());
-    // What it kept is in the file.
+    // The kept answers are in the file.
     let api = start(&arguments, &[], &folder.join("again.log")).await;
     let again = request.answer(&api.address).await;
     assert_eq!((again.status, again.text()), (201, first.text()));
@@ -296,7 +296,7 @@ async fn w58_sqlite_keeps_the_same_promise() {
     std::fs::remove_dir_all(&folder).expect("its folder goes");
 }
 
-/// W59: a stop answers what runs, and takes nothing new; who comes later asks the next process.
+/// W59: a stop answers running requests, and takes no new ones; later clients ask the next process.
 #[tokio::test(flavor = "multi_thread")]
 async fn w59_a_stop_answers_what_runs() {
     let fixture = Fixture::new("http").await;
@@ -352,7 +352,7 @@ async fn w60_wrong_settings_are_told_at_once() {
     fixture.remove().await;
 }
 
-/// W61: a key can be asked about, by its tenant and by nobody else.
+/// W61: a key can be asked about, by its tenant alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn w61_a_key_can_be_asked_about() {
     let fixture = Fixture::new("http").await;
@@ -373,7 +373,7 @@ async fn w61_a_key_can_be_asked_about() {
     fixture.remove().await;
 }
 
-/// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also to those who were answered before.
+/// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also for earlier answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn w75_the_other_client_keeps_the_same_promise() {
     let fixture = Fixture::new("http").await;
@@ -400,7 +400,7 @@ async fn w75_the_other_client_keeps_the_same_promise() {
     fixture.remove().await;
 }
 
-/// W76: an answer is kept for `--answers-for`; behind that its repeat is told that it was done, and where, and never runs.
+/// W76: an answer is kept for `--answers-for`; after that a repeat learns that it was done, and where, and never runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn w76_an_answer_is_kept_for_its_own_time() {
     let fixture = Fixture::new("http").await;

@@ -42,7 +42,7 @@ async fn w66_one_debit_and_one_answer_a_key_through_every_death() {
     let over = Arc::new(AtomicBool::new(false));
     let mut seats = Vec::new();
     for _ in 0..SERVICES {
-        // Nobody is there yet.
+        // No server is there yet.
         let proxy = Proxy::to("127.0.0.1:9").await.expect("a proxy");
         seats.push(Arc::new(Seat { proxy, deaths: AtomicUsize::new(0) }));
     }

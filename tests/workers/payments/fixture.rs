@@ -39,7 +39,7 @@ impl Api {
     }
 }
 
-/// What stands in the books.
+/// The content of the books.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Books {
     pub(crate) transactions: i64,
@@ -106,7 +106,7 @@ impl Fixture {
         query_scalar(text).bind(&self.name).fetch_one(self.pool()).await.expect("the sessions")
     }
 
-    /// How many requests wait for a row of somebody else's.
+    /// How many requests wait for a row that another session has locked.
     pub(crate) async fn waits(&self) -> i64 {
         let text = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = $1
             AND wait_event_type = 'Lock'";
@@ -120,7 +120,7 @@ impl Fixture {
         held
     }
 
-    /// What is recorded of keys and of answers.
+    /// The number of records of keys and of answers.
     pub(crate) async fn records(&self) -> (i64, i64) {
         let text =
             "SELECT (SELECT count(*) FROM idem.processed_messages), (SELECT count(*) FROM idem.processed_results)";
@@ -149,7 +149,7 @@ pub(crate) async fn start(arguments: &[String], variables: &[(&str, &str)], log:
 }
 
 impl Books {
-    /// So many transactions of so many cents in all, each under a key of its own.
+    /// This many transactions of this many cents in all, each under a key of its own.
     pub(crate) fn of(transactions: i64, cents: i64) -> Self {
         Self { transactions, keys: transactions, cents, balances: cents, declines: 0 }
     }

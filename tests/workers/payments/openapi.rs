@@ -10,7 +10,7 @@ use super::{
     fixture::Fixture,
 };
 
-/// What stands at a reference, or the value itself.
+/// The target of a reference, or the value itself.
 fn resolved<'a>(all: &'a Value, value: &'a Value) -> &'a Value {
     let Some(reference) = value.get("$ref").and_then(Value::as_str) else { return value };
     reference.trim_start_matches("#/").split('/').fold(all, |value, name| &value[name])
@@ -39,7 +39,7 @@ fn check(all: &Value, path: &str, method: &str, answer: &Answer) {
     }
 }
 
-/// W68: what the description says of statuses, headers and bodies is what the service does, and it serves the description.
+/// W68: the service's statuses, headers and bodies are those of its description, which it serves.
 #[tokio::test(flavor = "multi_thread")]
 async fn w68_the_description_is_what_the_service_does() {
     let all: Value = serde_yaml_ng::from_str(&read("openapi.yaml")).expect("YAML");
@@ -73,7 +73,7 @@ async fn w68_the_description_is_what_the_service_does() {
         check(&all, path, method, &answer);
         seen.insert((path, answer.status));
     }
-    // What takes a race, a crowd or an outage is in tests of its own.
+    // Answers that take a race, a crowd or an outage are in tests of their own.
     let elsewhere = [(pay, 409), (pay, 429), (pay, 503)];
     for (path, methods) in all["paths"].as_mapping().expect("paths") {
         for (_, operation) in methods.as_mapping().expect("methods") {

@@ -28,7 +28,7 @@ async fn w63_without_a_database_it_is_503_and_nothing_runs() {
         assert!(answer.header("retry-after").is_some(), "{answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
     }
-    // What needs no database is answered as ever.
+    // A request that needs no database is answered as ever.
     let missing = Request::pay("x", "00001", 1).without("idempotency-key").answer(&api.address).await;
     assert_eq!(missing.status, 400);
     assert_eq!(fixture.books().await, Books::of(1, 100));

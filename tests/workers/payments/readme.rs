@@ -12,7 +12,7 @@ fn blocks(text: &str, kind: &str) -> String {
     of_kind.map(|block| format!("{block}\n")).collect()
 }
 
-/// W69: who types in what the README says sees what it says.
+/// W69: the README's commands have the output that it shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn w69_the_readme_works_from_its_first_command_to_its_last() {
     let fixture = Fixture::new("http").await;

@@ -1,4 +1,4 @@
-//! What an operator sees of a running service: metrics, the page and the log.
+//! An operator's view of a running service: metrics, the page and the log.
 
 use idem_testkit::proxy::Proxy;
 
@@ -7,14 +7,14 @@ use super::{
     fixture::{Api, Fixture},
 };
 
-/// The address of the admin endpoint, which the log tells.
+/// The address of the admin endpoint, from the log.
 fn admin(api: &Api) -> String {
     let log = api.process.logged();
     let line = log.lines().find(|line| line.contains("serving /metrics")).expect("it serves them");
     line.split("address=").nth(1).expect("its address").trim().to_owned()
 }
 
-/// W77: what became of requests is scraped by route and outcome, and stands on the page; neither tells of a tenant or a key.
+/// W77: the outcomes of requests are scraped by route, and stand on the page; neither names a tenant or a key.
 #[tokio::test(flavor = "multi_thread")]
 async fn w77_metrics_and_page_tell_what_became_of_requests() {
     let fixture = Fixture::new("http").await;

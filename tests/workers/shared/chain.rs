@@ -17,7 +17,7 @@ use crate::{
     worker::Worker,
 };
 
-/// The two workers, and what is between them.
+/// The two workers, and the broker between them.
 pub(crate) trait Link {
     /// Whether the destination keeps the order of what it is given.
     const ORDERED: bool;
@@ -33,7 +33,7 @@ pub(crate) trait Link {
     async fn ids(&self) -> Vec<String>;
 }
 
-/// What waits in the outbox: customer and id of each event, in the order of their numbers.
+/// The outbox: customer and id of each waiting event, in the order of their numbers.
 pub(crate) async fn waiting(database: &Database) -> Vec<(String, String)> {
     let text = "SELECT convert_from(ordering_key, 'UTF8'), event_key FROM idem.outbox ORDER BY number";
     query_as(text).fetch_all(database.pool()).await.expect("the outbox")
@@ -44,7 +44,7 @@ pub(crate) async fn pending(database: &Database) -> i64 {
     query_scalar("SELECT count(*) FROM idem.outbox").fetch_one(database.pool()).await.expect("the outbox")
 }
 
-/// O2, O3: kills between what a broker has confirmed and what the outbox knows, a relay that stands still for longer
+/// O2, O3: kills between the confirmation of a broker and the note in the outbox, a relay that stands still for longer
 /// than its lease, a consumer behind that is killed too. Both ledgers are exact.
 pub(crate) async fn o2_o3_both_ledgers_are_exact(link: &impl Link) {
     let (first, all) = (count(2_000, 200), count(6_000, 600));
@@ -79,7 +79,7 @@ pub(crate) async fn o2_o3_both_ledgers_are_exact(link: &impl Link) {
     }
 }
 
-/// What notes the id of each event that is committed, and has relays wait with removing any while [`Holding`] lives.
+/// A trigger that notes the id of each committed event, and has relays wait with removing any while [`Holding`] lives.
 const WATCHED: &str = "
     CREATE TABLE told (event_key text NOT NULL);
     CREATE FUNCTION note_told() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
@@ -113,8 +113,8 @@ impl Holding {
 }
 
 /// O2, O3, O9: while both workers run, the broker crashes, the database crashes, both do; and each worker is killed, the first one
-/// with events that the broker has and the outbox does not know of. Both ledgers are exact, and what has arrived are the ids of
-/// what was committed, some of them more than once: the second worker knows nothing else, and has set nothing aside.
+/// with events that the broker has and the outbox does not know of. Both ledgers are exact, and the arrived ids are those of
+/// the committed events, some of them more than once: the second worker knows nothing else, and has set nothing aside.
 pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, servers: &OwnServers, broker: &str) {
     let all: [&[&str]; 3] = [&[broker, "postgres"], &[broker], &["postgres"]];
     let (outages, wave) = (&all[..usize::try_from(count(3, 1)).expect("a count")], count(3_000, 150));

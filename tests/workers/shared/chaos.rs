@@ -1,5 +1,5 @@
 //! Faults of every kind in any order, on servers of its own, for as long as `./chaos` says. The tests of every worker include
-//! this file; what they add is their broker.
+//! this file, and add their broker.
 
 use std::{fs::OpenOptions, io::Write as _, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
     worker::Worker,
 };
 
-/// What a life is on: a broker's topic or queue, a database, and the workers between them.
+/// The stage of a life: a broker's topic or queue, a database, and the workers between them.
 pub(crate) trait Stage {
     fn database(&self) -> &Database;
 
@@ -30,7 +30,7 @@ pub(crate) trait Stage {
     /// The broker crashes, and starts again, if it can be had do that without losing what it has confirmed.
     fn restart_broker(&self) -> bool;
 
-    /// What connections to the broker go through, where they can.
+    /// The proxy that connections to the broker go through, where they can.
     fn broker_proxy(&self) -> Option<&Proxy>;
 }
 
@@ -44,7 +44,7 @@ enum Fault {
     Freeze,
     /// Every connection to the database breaks, or every one to the broker.
     Cut,
-    /// Nothing passes on them for a while, and nobody is told.
+    /// Nothing passes on them for a while, without an error.
     Hang,
     /// The database crashes, and starts again.
     CrashDatabase,
@@ -86,7 +86,7 @@ pub(crate) fn wanted() -> Option<Duration> {
     std::env::var("IDEM_CHAOS_SECONDS").ok()?.parse().ok().map(Duration::from_secs)
 }
 
-/// A PostgreSQL that has a synchronous standby, and the proxy through which everybody reaches the one that answers.
+/// A PostgreSQL that has a synchronous standby, and the proxy through which all clients reach the one that answers.
 pub(crate) struct Pair<'s> {
     servers: &'s OwnServers,
     primary: String,
@@ -98,7 +98,7 @@ pub(crate) struct Pair<'s> {
 }
 
 impl<'s> Pair<'s> {
-    /// New clusters of these names, whatever was there before.
+    /// New clusters of these names, in place of any earlier ones.
     pub(crate) async fn up(servers: &'s OwnServers, name: &str) -> Self {
         let (primary, standby) = (format!("{name}a"), format!("{name}b"));
         let url = servers.scratch(&primary, None);
@@ -120,7 +120,7 @@ impl<'s> Pair<'s> {
         if self.failed_over { &self.standby } else { &self.primary }
     }
 
-    /// The primary's processes end at once, and nobody starts them again.
+    /// The primary's processes end at once, and stay down.
     async fn fail_over(&mut self) {
         self.servers.scratch_down(&self.primary);
         let url = self.servers.url(&self.standby);
@@ -158,7 +158,7 @@ pub(crate) async fn live(stage: &impl Stage, pair: &mut Pair<'_>, broker: &str, 
     let (mut rng, begun) = (Rng::with_seed(seed), Instant::now());
     let (kind, flags) = KINDS[rng.usize(..KINDS.len())];
     println!("life {life}, seed {seed}: {broker}, {kind}");
-    // What a broken connection or a death interrupts is counted while it runs.
+    // A run that a broken connection or a death interrupts counts as an attempt.
     let settings = [&["--attempts", "100", "--in-flight", "200"], flags].concat();
     let mut workers = vec![stage.start(&settings), stage.start(&settings)];
     let (mut sent, mut counts) = (0, [0; Fault::ALL.len()]);

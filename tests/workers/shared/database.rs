@@ -29,7 +29,7 @@ pub(crate) fn count(all: i64, otherwise: i64) -> i64 {
     if std::env::var_os("IDEM_TEST_ALL").is_some() { all } else { otherwise }
 }
 
-/// What stands in the ledger.
+/// The content of the ledger.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ledger {
     pub(crate) purchases: i64,
@@ -40,7 +40,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// What it must be after the purchases of these numbers, each once.
+    /// The ledger after the purchases of these numbers, each once.
     pub(crate) fn of(numbers: impl Iterator<Item = i64> + Clone) -> Self {
         let (purchases, cents) = (i64::try_from(numbers.clone().count()).expect("a count"), numbers.sum());
         Self { purchases, keys: purchases, cents, by_customer: (purchases, cents) }
@@ -48,7 +48,7 @@ impl Ledger {
 }
 
 pub(crate) struct Database {
-    /// Of the database, and of whatever else the test has at a broker.
+    /// Of the database, and of the test's topics and queues.
     pub(crate) name: String,
     /// As the login of its workers.
     pub(crate) url: String,
@@ -68,7 +68,7 @@ pub(crate) fn server() -> String {
 
 impl Database {
     /// A new one with the tables of idem and the ledger, whose workers and their cleanup log in as production's should: with
-    /// the rights of `idem_worker` and `idem_cleanup` (S8). `label` is for those who look for what a failed test left behind.
+    /// the rights of `idem_worker` and `idem_cleanup` (S8). `label` helps to find the leftovers of a failed test.
     pub(crate) async fn create(label: &str, server: &str) -> Self {
         let database = Self::empty(label, server).await;
         let store = PostgresStore::connect(&database.owner_url).await.expect("the database answers");
@@ -99,7 +99,7 @@ impl Database {
         connection.close().await.expect("the connection closes");
         let (head, _) = server.rsplit_once('/').expect("a URL with a database");
         let url = format!("{head}/{name}");
-        // The owner is called as idem's schema is, which would come first: what a test creates would be hidden from its workers.
+        // The owner is called as idem's schema is, which would come first: a test's tables would be hidden from its workers.
         let options = url.parse::<PgConnectOptions>().expect("a URL").options([("search_path", "public,idem")]);
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
@@ -153,7 +153,7 @@ impl Database {
         &self.pool
     }
 
-    /// Drops the database, whoever is still connected, and its logins; those of a test that fails stay.
+    /// Drops the database, even with open connections, and its logins; those of a test that fails stay.
     pub(crate) async fn remove(&self) {
         self.pool.close().await;
         let (head, _) = self.owner_url.rsplit_once('/').expect("a URL");
@@ -168,7 +168,7 @@ impl Database {
     }
 }
 
-/// Waits until something is true that nobody tells about, by asking again.
+/// Waits until a condition without an event is true, by asking again.
 pub(crate) async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
     let asking = async {
         while !is_true().await {

@@ -1,6 +1,6 @@
-//! Everything at once: purchases, their copies, other payloads under their keys, and whatever else a broker accepts, while
-//! workers are killed, stopped, frozen and paused and hold what they cannot keep, and the topic or queue is created again. The
-//! tests of every worker include this file.
+//! Everything at once: purchases, their copies, other payloads under their keys, and anything else that a broker accepts,
+//! while workers are killed, stopped, frozen and paused and hold what they cannot keep, and the topic or queue is created
+//! again. The tests of every worker include this file.
 
 #![allow(dead_code, reason = "not every worker's tests use all of it")]
 
@@ -28,7 +28,7 @@ pub(crate) trait Flooded {
     /// The flag by which workers publish dead letters, and where to.
     fn aside(&self) -> [String; 2];
 
-    /// What the broker carries of an input, if it takes it at all.
+    /// The part of an input that the broker carries, if it takes it at all.
     fn carried(&self, input: Input) -> Option<Input>;
 
     /// Whether idem can read the headers. Otherwise it keeps them as bytes, in one header.
@@ -45,7 +45,7 @@ pub(crate) trait Flooded {
     /// `before` is what the worker had logged when it began.
     async fn outlast_pause(&self, worker: &Worker, before: &str);
 
-    /// Deletes the topic or queue, which nobody consumes, and creates it again under its name.
+    /// Deletes the topic or queue, which has no consumers, and creates it again under its name.
     async fn create_again(&mut self);
 }
 
@@ -165,7 +165,7 @@ impl<S: Flooded> Life<'_, S> {
                 for worker in workers.drain(..) {
                     stop(worker).await;
                 }
-                // It has no room for dead letters, and nobody else is there to take what it holds.
+                // It has no room for dead letters, and no other worker is there to take the messages that it holds.
                 let holds = self.start(&["--dead-letters-bytes-max", "1KiB"]);
                 fixture.put(&halves[1]).await;
                 let text = "a message cannot be kept and is held";

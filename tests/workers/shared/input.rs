@@ -1,4 +1,4 @@
-//! What producers send, good and bad, as brokers accept it. The tests of every worker include this file.
+//! The messages of producers, good and bad, as brokers accept them. The tests of every worker include this file.
 
 #![allow(dead_code, reason = "not every worker's tests use all of it")]
 
@@ -8,30 +8,30 @@ use serde_json::json;
 
 use super::purchase::Purchase;
 
-/// The workers of a flood take no larger payload than this, so that what is too large need not be huge.
+/// The workers of a flood take no larger payload than this, so that a payload that is too large need not be huge.
 pub(crate) const PAYLOAD_MAX: usize = 20 << 10;
 
 /// The header and the member that keys are in.
 pub(crate) const KEY: &str = "idempotencykey";
 
-/// A message before any broker has it. What a broker cannot carry of it, its tests take away.
+/// A message before any broker has it. A broker's tests take away the parts that it cannot carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Input {
     /// `None` where there is not even an empty one.
     pub(crate) payload: Option<Vec<u8>>,
     pub(crate) headers: Vec<(String, Value)>,
-    /// What its ordering or partition goes by.
+    /// The key of its ordering or partition.
     pub(crate) group: Option<Vec<u8>>,
-    /// What takes effect, unless another payload of its key did. Where there is none, it has to be set aside.
+    /// The purchase that takes effect, unless another payload of its key did. Without one, the message has to be set aside.
     pub(crate) purchase: Option<Purchase>,
 }
 
-/// What stands in a header.
+/// The value of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {
     Absent,
     Bytes(Vec<u8>),
-    /// So many tables in each other, of which the last is empty.
+    /// This many tables in each other, of which the last is empty.
     Tables(usize),
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn draw(rng: &mut fastrand::Rng, numbers: Range<i64>) -> Vec<Input> {
     inputs
 }
 
-/// What no handler can make sense of, each time another one.
+/// A payload that no handler can make sense of, each time another one.
 fn junk(rng: &mut fastrand::Rng, number: i64) -> Vec<u8> {
     let key = |key: &str| json!({ KEY: key, "number": number }).to_string();
     let text = match rng.u8(..14) {
@@ -112,7 +112,7 @@ fn junk(rng: &mut fastrand::Rng, number: i64) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// What is bad for where it stands, for its size or for its headers, whatever its payload is.
+/// A message that is bad for its place, its size or its headers, with any payload.
 fn hostile(rng: &mut fastrand::Rng, number: i64, purchase: &Purchase) -> Input {
     let good = || Input::of(purchase.json(), None, purchase);
     let junk = || Input::of(format!("no JSON, number {number}"), None, purchase);

@@ -11,7 +11,7 @@ pub(crate) struct OwnServers {
 }
 
 impl OwnServers {
-    /// Starts these, with data of their own in the set of this name, on ports so far away from those that everybody shares.
+    /// Starts these, with data of their own in the set of this name, on ports so far away from those of the shared servers.
     pub(crate) fn up(set: &'static str, port_offset: u32, names: &[&str]) -> Self {
         let servers = Self { set, port_offset };
         servers.run(&[&["up"], names].concat());

@@ -15,8 +15,8 @@ use super::{
     worker::Worker,
 };
 
-/// What is sent: forty purchases, one of them twice, one with another amount under its key, and what has no key. Forty are handled
-/// and two are set aside.
+/// The messages that are sent: forty purchases, one of them twice, one with another amount under its key, and one without a
+/// key. Forty are handled and two are set aside.
 pub(crate) fn sent() -> Vec<String> {
     let again = [Purchase::number(1), Purchase { cents: 999, ..Purchase::number(2) }];
     (1..=40).map(Purchase::number).chain(again).map(|purchase| purchase.json()).chain(["{}".to_owned()]).collect()
@@ -56,7 +56,7 @@ pub(crate) async fn shows(database: &Database, worker: &Worker, place: &[&str], 
     std::fs::remove_dir_all(&folder).expect("the folder goes");
     let name = &database.name;
     let [pause, letters] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
-    // Either may be the first: dead letters are urgent for a minute, and a pause is somebody's wish.
+    // Either may be the first: dead letters are urgent for a minute, and a pause is intended.
     let (pause, letters) = if pause.contains("paused") { (pause, letters) } else { (letters, pause) };
     assert!(pause.starts_with("paused by ada: the ledger is read only\npaused for "), "{pause}");
     assert!(pause.contains(&format!("\nidem consumers resume {name}\n")), "{pause}");
@@ -70,7 +70,7 @@ pub(crate) async fn shows(database: &Database, worker: &Worker, place: &[&str], 
         "key purchase-2 · from ",
         "idem dead-letters show 1",
         " · run 1 · running for ",
-        // What the program calls itself.
+        // The program's name for itself.
         concat!("ledger ", env!("CARGO_PKG_VERSION"), " · "),
     ]) {
         page.says(shown);

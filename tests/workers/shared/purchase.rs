@@ -12,7 +12,7 @@ pub(crate) struct Purchase {
 }
 
 impl Purchase {
-    /// The one of this number, with a price that tells it from the others.
+    /// The one of this number, with a price that no other has.
     pub(crate) fn number(number: i64) -> Self {
         Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % CUSTOMERS), cents: number }
     }

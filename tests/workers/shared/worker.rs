@@ -79,7 +79,7 @@ impl Worker {
         Ended { status, log: read(&self.log), output: read(&self.output) }
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     pub(crate) fn logged(&self) -> String {
         read(&self.log)
     }

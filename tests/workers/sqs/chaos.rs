@@ -26,7 +26,7 @@ impl Stage for OnSqs {
     fn start(&self, more: &[&str]) -> Worker {
         let endpoint = format!("http://{}", self.proxy.address());
         let mut arguments = self.fixture.arguments(more);
-        // Whom an answer of SQS does not reach has its messages for as long as the visibility.
+        // A worker that an answer of SQS does not reach holds its messages for as long as the visibility.
         for (flag, value) in [("--handler-deadline", "4s"), ("--visibility", "5s")] {
             let at = arguments.iter().position(|argument| argument == flag).expect("a usual flag");
             value.clone_into(&mut arguments[at + 1]);
@@ -52,7 +52,7 @@ impl Stage for OnSqs {
     }
 }
 
-/// Nothing where `./chaos` does not run: how long it takes is what it was told.
+/// Does nothing without `./chaos`, which sets how long it takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn chaos_leaves_an_exact_ledger() {
     let Some(wanted) = wanted() else { return };

@@ -1,4 +1,4 @@
-//! What a worker does with a queue that nothing happens to.
+//! A worker on a queue without faults.
 
 use super::{
     fixture::{Fixture, Ledger, count},
@@ -91,7 +91,7 @@ async fn f6_a_group_keeps_its_order_through_failures(server: Server) {
     fixture.remove().await;
 }
 
-/// What SNS and EventBridge wrap a purchase in is not what is handled.
+/// The envelopes of SNS and EventBridge around a purchase are opened before it is handled.
 async fn envelopes_are_opened_on_request(server: Server) {
     for (flag, wrap) in [
         (

@@ -39,7 +39,7 @@ async fn f1_f2_j3_a_zombie_changes_nothing(server: Server) {
     fixture.until_purchases(1).await;
     zombie.signal("STOP").await;
     let other = fixture.start(&settings);
-    // What the zombie had is missing until its visibility has passed; what it held open, until the database gives it up.
+    // The zombie's messages are missing until their visibility has passed; its open keys, until the database gives them up.
     fixture.until_purchases(purchases - 200).await;
     zombie.signal("CONT").await;
     fixture.until_purchases(purchases).await;
@@ -52,7 +52,7 @@ async fn f1_f2_j3_a_zombie_changes_nothing(server: Server) {
     fixture.remove().await;
 }
 
-/// F8: a deployment gives everything back for the next worker to have at once, and what it settled does not return.
+/// F8: a deployment gives everything back for the next worker to have at once, and its settled messages do not return.
 #[tokio::test(flavor = "multi_thread")]
 async fn f8_a_rolling_restart_delivers_nothing_twice() {
     let purchases = count(5_000, 1_500);

@@ -25,8 +25,7 @@ impl Deref for Fixture {
 }
 
 impl Fixture {
-    /// A new queue, whose name ends so, and a new database. `label` is for those who look for what a failed test left
-    /// behind.
+    /// A new queue, whose name ends so, and a new database. `label` helps to find the leftovers of a failed test.
     pub(crate) async fn new(label: &str, ending: &str) -> Self {
         Self::on(&Server::ElasticMq, label, ending).await
     }
@@ -47,7 +46,7 @@ impl Fixture {
         let own = ["--queue-url", &self.queue.url, "--consumer", &self.name, "--database-url", &self.url]
             .into_iter()
             .chain(["--cleanup-database-url", &self.cleanup_url, "--lanes", "2", "--wait", "1s"])
-            // So that what a worker had that died is missed for seconds only.
+            // So that the messages of a worker that died are missing for seconds only.
             .chain(["--handler-deadline", "10s", "--visibility", "20s"]);
         own.chain(more.iter().copied()).map(str::to_owned).collect()
     }
@@ -64,7 +63,7 @@ impl Fixture {
             ("AWS_REGION", "eu-central-1"),
             ("AWS_ACCESS_KEY_ID", "test"),
             ("AWS_SECRET_ACCESS_KEY", "test"),
-            // Whatever machine this is, the SDK must not ask it who it is.
+            // The SDK must not ask the machine for its identity.
             ("AWS_EC2_METADATA_DISABLED", "true"),
         ];
         let variables = [&sdk, variables].concat();
@@ -81,7 +80,7 @@ impl Fixture {
         self.queue.send(numbers.into_iter().map(Purchase::number)).await;
     }
 
-    /// Drops the database, whoever is still connected, and the queue; those of a test that fails stay.
+    /// Drops the database, even with open connections, and the queue; those of a test that fails stay.
     pub(crate) async fn remove(self) {
         self.database.remove().await;
         self.queue.delete().await;

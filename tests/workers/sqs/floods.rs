@@ -61,7 +61,7 @@ impl Flooded for Flood {
         self.aside.messages().await.into_iter().map(letter).collect()
     }
 
-    /// What is in hand is kept from others for 20 s at a time, by the server's clock and so by that of the database.
+    /// Messages in hand are kept from others for 20 s at a time, by the server's clock and so by that of the database.
     async fn outlast_pause(&self, _worker: &Worker, _before: &str) {
         let text = "SELECT bool_and(now() > at + interval '21 s') FROM idem.controls";
         let is_over = async || sqlx::query_scalar(text).fetch_one(self.fixture.pool()).await.expect("the control");

@@ -5,7 +5,7 @@ use super::{
     shared_page::{sent, shows, until_paused},
 };
 
-/// J80: the queue stands on the page by its name, and what asks for a person before everything else.
+/// J80: the queue stands on the page by its name, and the matters that need a person before everything else.
 #[tokio::test(flavor = "multi_thread")]
 async fn j80_the_page_shows_where_messages_come_from_and_what_asks_for_a_person() {
     let fixture = Fixture::new("page", "").await;

@@ -1,4 +1,4 @@
-//! A queue, its producer, and what the server knows of it.
+//! A queue, its producer, and the server's view of it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -132,13 +132,14 @@ impl Queue {
         .map(|name| attributes[&name].parse().expect("a count"))
     }
 
-    /// What is in the queue, by one of its attributes, which is missing where a message has none.
+    /// One attribute of each message in the queue; `None` where a message does not have it.
     pub(crate) async fn values(&self, attribute: &str) -> Vec<Option<String>> {
         let value = |(_, attributes): (String, Attributes)| attributes.get(attribute)?.string_value.clone();
         self.messages().await.into_iter().map(value).collect()
     }
 
-    /// What is in the queue: texts with their attributes. None of it comes again while the default visibility lasts.
+    /// The content of the queue: texts with their attributes. None of it comes again while the default visibility
+    /// lasts.
     pub(crate) async fn messages(&self) -> Vec<(String, Attributes)> {
         let mut all = Vec::new();
         loop {

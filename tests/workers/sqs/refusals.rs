@@ -66,7 +66,7 @@ async fn f20_no_region_and_no_credentials_are_refused_at_once() {
     let arguments = fixture.arguments(&[]);
     let region = fixture.start_with(&arguments, &[("AWS_REGION", "")]).ended().await;
     assert_refused(&region, 2, &["AWS_REGION"]);
-    // What a machine answers whose metadata is closed to us, and one that has none.
+    // A machine with closed metadata, and one that has none.
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = closed.local_addr().expect("its address");
     tokio::spawn(async move {

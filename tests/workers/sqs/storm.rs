@@ -15,11 +15,11 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     let fixture = Fixture::new("storm", "").await;
     let sqs = Proxy::to(fixture.queue.server.endpoint().trim_start_matches("http://")).await.expect("a proxy");
     let database = Proxy::to(fixture.host()).await.expect("a proxy");
-    // What a broken connection interrupts is counted while it runs. Few are in flight, because the emulator is slow, and
+    // A run that a broken connection interrupts counts as an attempt. Few are in flight, because the emulator is slow, and
     // more could not be extended every two seconds.
     let mut arguments = fixture.arguments(&["--attempts", "100", "--batch", "20", "--in-flight", "100"]);
     let url = fixture.url.replace(fixture.host(), database.address());
-    // Whom an answer of SQS does not reach has its messages for as long as the visibility.
+    // A worker that an answer of SQS does not reach holds its messages for as long as the visibility.
     for (flag, value) in [("--database-url", &*url), ("--handler-deadline", "4s"), ("--visibility", "5s")] {
         let at = arguments.iter().position(|argument| argument == flag).expect("a usual flag");
         value.clone_into(&mut arguments[at + 1]);

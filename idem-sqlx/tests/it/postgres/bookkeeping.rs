@@ -1,4 +1,4 @@
-//! What is done outside of units of work.
+//! Operations outside of units of work.
 
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     fixture::{Fixture, PATIENCE},
 };
 
-/// Polls a future this often, each time it asks for it, and drops it, whatever it has answered.
+/// Polls a future this often, each time it asks for it, and drops it, answered or not.
 async fn poll_and_drop(polls: usize, future: impl Future) {
     let mut future = pin!(future);
     let mut left = polls;
@@ -53,7 +53,7 @@ async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
             let control: Control = store.bookkeeping().control(claim.scope).await.unwrap();
             assert_eq!(control.state, ControlState::Running);
         }
-        // What was answered is committed: nothing waits in a forgotten transaction.
+        // An answered operation is committed: nothing waits in a forgotten transaction.
         let query = format!("SELECT count(*) FROM message_attempts WHERE idempotency_key LIKE '{statements:?}-%'");
         assert_eq!(fixture.text(query).await, "39");
         store.disconnect().await;

@@ -217,7 +217,7 @@ impl super::consumers::Act for SecondConnection {
 }
 
 /// A19: handlers that each want a second connection from a pool of one, on more lanes than that pool has: lanes own their
-/// connections, so nobody waits for one that a waiter holds.
+/// connections, so no handler waits for one that a waiter holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a19_a_pool_smaller_than_the_lanes_does_not_deadlock() {
     let fixture = Fixture::new().await;
@@ -285,7 +285,7 @@ async fn b1_consumers_that_race_for_many_keys_run_each_once() {
                 while !left.is_empty() {
                     let decisions = consumer.decisions(messages(&left)).await.unwrap();
                     processed += decisions.iter().filter(|decision| decision.is_processed()).count();
-                    // A key that somebody else holds comes back.
+                    // A key that another unit holds comes back.
                     let back = left.iter().zip(&decisions).filter(|(_, decision)| matches!(decision, Decision::Busy));
                     left = back.map(|(key, _)| key.clone()).collect();
                 }

@@ -40,7 +40,7 @@ fn records(rows_max: u32, timeout: Duration) -> Removal {
     Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max, timeout }
 }
 
-/// So many records that expired the later the higher their number, and one that has not.
+/// `expired` records, of which a higher number expired later, and one that has not expired.
 async fn fill(fixture: &Fixture, expired: u32) {
     let insert = |key: &str, expiry: &str, count: u32| {
         format!(
@@ -56,7 +56,7 @@ async fn left(fixture: &Fixture) -> String {
     fixture.text("SELECT count(*) FROM processed_messages").await
 }
 
-/// C1, C2: what has not expired by the server's clock stays, and an expired record counts until it is removed.
+/// C1, C2: a record that has not expired by the server's clock stays, and an expired record counts until it is removed.
 #[tokio::test]
 async fn c1_c2_only_what_has_expired_by_the_servers_clock_goes() {
     let (fixture, cleaner) = fixture().await;
@@ -133,7 +133,8 @@ async fn c4_a_large_backlog_goes_in_bounded_steps() {
     give_up(fixture, GROUP).await;
 }
 
-/// C4: a step that waits for somebody ends at its limit, says that a smaller one may go well, and leaves nothing behind.
+/// C4: a step that waits for another transaction ends at its limit, says that a smaller one may go well, and leaves nothing
+/// behind.
 #[tokio::test]
 async fn c4_a_step_ends_at_its_limit() {
     let (fixture, mut cleaner) = fixture().await;
@@ -150,7 +151,7 @@ async fn c4_a_step_ends_at_its_limit() {
     give_up(fixture, GROUP).await;
 }
 
-/// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are none of its business.
+/// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are not affected.
 #[tokio::test]
 async fn c4_of_two_cleaners_one_is_elected() {
     let (fixture, cleaner) = fixture().await;
@@ -205,7 +206,8 @@ async fn assert_cleaned(fixture: &Fixture) {
     }
 }
 
-/// S7: every table has an end of its own. What awaits a replay stays, and so does a run while anything names it.
+/// S7: every table has an end of its own. A dead letter that awaits a replay stays, and so does a run while anything names
+/// it.
 #[tokio::test]
 async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let (fixture, mut cleaner) = fixture().await;
@@ -241,7 +243,7 @@ async fn s7_the_script_removes_the_same() {
     give_up(fixture, GROUP).await;
 }
 
-/// S8: a worker's role may not delete, knows it beforehand, and is told the cure; it can read who cleaned last.
+/// S8: a worker's role may not delete, knows it beforehand, and gets the cure in the error; it can read who cleaned last.
 #[tokio::test]
 async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
     let (fixture, mut cleaner) = fixture().await;
@@ -257,7 +259,7 @@ async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
     give_up(fixture, &["idem_cleanup", "idem_worker"]).await;
 }
 
-/// C9: after six turnovers the table takes hardly more room than after the first: what is removed is used again.
+/// C9: after six turnovers the table takes hardly more room than after the first: removed rows' space is used again.
 ///
 /// In a database of its own, because a snapshot that is held anywhere in a database keeps VACUUM from making room there.
 #[tokio::test]
@@ -273,7 +275,7 @@ async fn c9_turnovers_leave_no_bloat() {
         fill(&fixture, 5_000).await;
         assert_eq!(cleanup.cycle().await.unwrap().rows(), 5_000);
         fixture.run("DELETE FROM processed_messages").await;
-        // What autovacuum does by itself, at times of its own.
+        // Autovacuum would do this at a time of its own.
         fixture.run("VACUUM processed_messages").await;
         let size = "SELECT pg_relation_size('processed_messages')::text";
         sizes.push(fixture.text(size).await.parse::<u64>().unwrap());

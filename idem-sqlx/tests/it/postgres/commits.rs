@@ -8,8 +8,8 @@ use super::{
     fixture::Fixture,
 };
 
-/// C8: after a restore from a backup, delivering again from before it is all that has to be done: what the backup holds is
-/// skipped, and what it lacks takes effect again.
+/// C8: after a restore from a backup, delivering again from before it is all that has to be done: messages in the backup
+/// are skipped, and missing ones take effect again.
 #[tokio::test]
 async fn c8_after_a_restore_a_redelivery_makes_everything_whole() {
     let fixture = Fixture::new().await;

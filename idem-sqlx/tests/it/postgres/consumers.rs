@@ -22,7 +22,7 @@ impl Handler<PostgresStore> for Write {
     }
 }
 
-/// What a handler does, by its message.
+/// The handler's action for a message.
 pub(super) trait Act: Send + Sync + 'static {
     fn act(
         &self,

@@ -1,5 +1,5 @@
-//! Events out through the server's log: what `deploy/debezium/outbox.sql` makes of the outbox. What Debezium makes of the log is
-//! argued from its documentation; there is none here.
+//! Events out through the server's log: what `deploy/debezium/outbox.sql` makes of the outbox. Debezium's reading of the log is
+//! argued from its documentation; none runs here.
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store as _, Tx, store::Bookkeeping as _,

@@ -1,4 +1,4 @@
-//! What the server's errors mean, raised by a real server.
+//! The classes of the server's errors, raised by a real server.
 
 use idem_core::{ErrorClass, Store as _};
 use idem_schema::SQLSTATES;
@@ -18,7 +18,8 @@ async fn j15_every_sqlstate_has_its_class() {
         let (Some(code), Some(name), Some(class)) = (columns.next(), columns.next(), columns.next()) else {
             panic!("{line}")
         };
-        // Successes and warnings cannot be raised as errors; 25006 is told from a standby's by who meets it.
+        // Successes and warnings cannot be raised as errors; whether 25006 is a standby's depends on where it was
+        // raised.
         if matches!(&code[..2], "00" | "01" | "02") || code == "25006" {
             continue;
         }

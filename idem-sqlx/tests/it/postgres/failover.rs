@@ -46,7 +46,7 @@ async fn fail_over(lost: Scratch, primary: Fixture, standby: &Fixture) {
     standby.until("SELECT NOT pg_is_in_recovery()").await;
 }
 
-/// Asynchronous: what was acknowledged may be lost, but record and effect together. So delivering again makes it whole.
+/// Asynchronous: acknowledged messages may be lost, but record and effect together. So delivering again makes it whole.
 #[tokio::test]
 async fn a24_an_asynchronous_failover_loses_records_and_effects_together() {
     let primary = Scratch::new("a24").await;
@@ -79,7 +79,7 @@ async fn drained(queue: &Queue) {
     tokio::time::timeout(PATIENCE, queue.drained()).await.expect("every message is settled");
 }
 
-/// Synchronous: what the standby lacks was never acknowledged, so the broker still has it.
+/// Synchronous: messages that the standby lacks were never acknowledged, so the broker still has them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a24_a_synchronous_failover_loses_nothing_that_was_acknowledged() {
     let primary = Scratch::new("a24sync").await;

@@ -44,7 +44,7 @@ pub(super) struct Fixture {
 /// A name that no other test and no other run has.
 fn fresh_name() -> SchemaName {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    // Seeded at random for each process: what a red test left behind must not meet this one.
+    // Seeded at random for each process: the leftovers of a red test must not meet this one.
     static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     SchemaName::new(format!("t_{:016x}_{next}", *RUN)).unwrap()
@@ -53,8 +53,8 @@ fn fresh_name() -> SchemaName {
 /// How long anything may take that a test waits for. It only ends a test that hangs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks until the server answers with `true`. It tells nobody of its own accord what has become of its sessions, so there
-/// is no event to wait for. While it restarts, its answers are errors.
+/// Asks until the server answers with `true`. It reports no changes of its sessions by itself, so there is no event to wait
+/// for. While it restarts, its answers are errors.
 pub(super) async fn until(pool: &PgPool, query: &str) {
     let mut pace = tokio::time::interval(Duration::from_millis(5));
     let mut answer = Ok(false);
@@ -131,7 +131,7 @@ impl Fixture {
     /// A schema without idem's tables.
     pub(super) async fn empty_on(url: &str) -> Self {
         let schema = fresh_name();
-        // So that handlers name their tables as people do, without a schema.
+        // So that handlers name their tables without a schema, as usual.
         let connection: PgConnectOptions = url.parse().unwrap();
         let connection = connection.disable_statement_logging().options([("search_path", schema.as_str())]);
         let admin = PgPoolOptions::new().max_connections(4).connect_with(connection.clone()).await.unwrap();

@@ -43,8 +43,8 @@ fn large(key: &str) -> Message {
     Message::new(vec![b'x'; 20_000]).with_header("idempotencykey", key.to_owned())
 }
 
-/// J6: while the disk is full a worker waits, says for what, charges nobody and sets nothing aside. Once there is room it
-/// goes on by itself, and each effect is there once.
+/// J6: while the disk is full a worker waits, says for what, charges no attempts and sets nothing aside. Once there is
+/// room it goes on by itself, and each effect is there once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j6_a_worker_waits_until_a_full_disk_has_room() {
     let (scratch, fixture, disk) = small("16m").await;

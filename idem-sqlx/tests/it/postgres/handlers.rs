@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, beyond what the suite asks of every store.
+//! Handlers that meddle with their transaction, beyond the cases that the suite has for every store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,7 +30,7 @@ async fn a12_a_seal_that_a_handler_has_put_another_in_place_of() {
     for (text, seen) in [
         ("DEALLOCATE ALL", "t"),
         ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1", "t"),
-        // What was answered is not the seal, so nobody knows how the COMMIT behind it ended, and the key is claimed anew.
+        // The answer is not the seal's, so the outcome of the COMMIT behind it is unknown, and the key is claimed anew.
         ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1; COMMIT", "B"),
     ] {
         let fixture = Fixture::new().await;
@@ -86,8 +86,8 @@ impl Act for WritesElsewhere {
     }
 }
 
-/// A13, documented and not preventable: what a handler writes over another connection happens at every run, while what it
-/// writes through its transaction happens once.
+/// A13, documented and not preventable: a handler's writes over another connection happen at every run, while those
+/// through its transaction happen once.
 #[tokio::test]
 async fn a13_a_write_over_another_connection_is_not_rolled_back() {
     let fixture = Fixture::new().await;
@@ -127,7 +127,7 @@ async fn a47_a_handler_may_set_a_role_for_its_transaction() {
     }
 }
 
-/// A46: what an operator makes of the setting while workers run is the operator's word, not a handler's.
+/// A46: an operator's change of the setting while workers run is not taken for a handler's.
 #[tokio::test]
 async fn a46_a_weaker_default_of_the_session_is_no_handlers_doing() {
     let fixture = Fixture::new().await;

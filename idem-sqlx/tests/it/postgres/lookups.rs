@@ -1,4 +1,4 @@
-//! The functions of the outbox read no more of its indexes than they need, whatever the statistics say.
+//! The functions of the outbox read no more of its indexes than they need, with any statistics.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::fixture::Fixture;
 const EVENTS: i64 = 400;
 const GONE: i64 = 20_000;
 
-/// What a server may come to know of the outbox before the events come.
+/// The statistics that a server may have of the outbox before the events come.
 const STATES: [(&str, &[&str]); 6] = [
     ("never analysed", &["{gone}", "DELETE FROM outbox"]),
     ("analysed when nothing was alive", &["{gone}", "DELETE FROM outbox", "ANALYZE outbox"]),
@@ -52,14 +52,14 @@ async fn entries_read(connection: &mut PgConnection, call: &str) -> i64 {
     after - before
 }
 
-/// O39: an outbox that was emptied tells the planner that every index costs the same. Each event is found by a handful of entries
+/// O39: after an outbox was emptied, every index costs the planner the same. Each event is found by a handful of entries
 /// all the same, and not by all that are there.
 #[tokio::test]
 async fn o39_events_are_found_by_their_own_index_whatever_the_statistics_say() {
     for (state, steps) in STATES {
         let fixture = Fixture::new().await;
         fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
-        // Nothing but this test tells the planner anything.
+        // The planner gets its statistics from this test alone.
         fixture.run("ALTER TABLE outbox SET (autovacuum_enabled = off)").await;
         let mut reader = fixture.connect().await;
         let mut snapshot = reader.begin().await.unwrap();
@@ -116,8 +116,8 @@ async fn o38_counting_one_destination_reads_nothing_of_another() {
     fixture.drop().await;
 }
 
-/// O39: what waits behind published events is let go a part at a time, so that no statement takes as long as all of it would; all
-/// of it goes.
+/// O39: events that wait behind published ones are freed a part at a time, so that no statement takes as long as all of them
+/// would; all of them go.
 #[tokio::test]
 async fn o39_a_crowd_behind_many_ordering_keys_is_let_go_a_part_at_a_time() {
     let fixture = Fixture::new().await;

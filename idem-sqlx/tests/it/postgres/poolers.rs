@@ -125,7 +125,8 @@ async fn a28_a_late_handler_is_ended_behind_a_pooler() {
     fixture.drop_pooled().await;
 }
 
-/// W87: nobody can tell a handler's settings from those that the pooler has made, so calls share no unit behind one; past it they do.
+/// W87: a handler's settings cannot be distinguished from those that the pooler has made, so calls share no unit behind one;
+/// past it they do.
 #[tokio::test]
 async fn w87_behind_a_pooler_calls_run_alone() {
     let fixture = Fixture::new().await;
@@ -260,7 +261,7 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     fixture.drop().await;
 }
 
-/// Ends its unit, tells the test by which server process it ran, and never comes back.
+/// Ends its unit, passes the test the server process that ran it, and never comes back.
 struct LetsGo {
     seen: Arc<std::sync::Mutex<i32>>,
     gone: Arc<Notify>,
@@ -277,7 +278,7 @@ impl Act for LetsGo {
 }
 
 /// A42: a handler past its deadline costs the server process that runs its unit, and never one that the pooler has given to
-/// somebody else.
+/// another client.
 #[tokio::test]
 async fn a42_another_client_of_the_pooler_is_not_terminated() {
     let fixture = Fixture::new().await;
@@ -329,7 +330,7 @@ impl Act for TellsDurability {
 }
 
 /// A53: another client of the pooler weakens the commits of the server process that a unit is given next. The unit is no less
-/// durable, and nobody's message is charged for it.
+/// durable, and no message is charged for it.
 #[tokio::test]
 async fn a53_what_another_client_of_the_pooler_has_set_weakens_no_commit() {
     let fixture = Fixture::new().await;

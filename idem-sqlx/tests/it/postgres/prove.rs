@@ -12,7 +12,7 @@ use sqlx::{
 
 use super::fixture::url;
 
-/// Numbers from sequences, times, a reference, a running total: what tables of applications have.
+/// Numbers from sequences, times, a reference, a running total: the columns that applications have.
 const TABLES: &str = "
 CREATE TABLE customers (name text PRIMARY KEY, cents bigint NOT NULL);
 INSERT INTO customers VALUES ('ann', 0), ('bob', 100);
@@ -38,7 +38,7 @@ async fn proved<H: Handler<PostgresStore>>(
     prove(databases(), handler).messages(messages()).run().await
 }
 
-/// What is broken, and the text, which names the database that is left; that is dropped here.
+/// The broken promise, and the text, which names the database that is left; that is dropped here.
 async fn broken(proved: Result<Proven, NotProven>) -> (Promise, String) {
     let error = proved.unwrap_err();
     let NotProven::Broken { promise, .. } = &error else { panic!("{error}") };
@@ -150,7 +150,7 @@ async fn j62_a_swallowed_error_is_told_with_its_message() {
     assert!(text.contains("your handler answered Ok for message order-1 although its statements had failed"), "{text}");
 }
 
-/// Reads a balance and writes another: between the two somebody else may have written.
+/// Reads a balance and writes another: between the two another transaction may have written.
 struct ReadsAndWrites;
 
 impl Handler<PostgresStore> for ReadsAndWrites {

@@ -92,7 +92,7 @@ impl Failed {
 async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
     let fixture = Fixture::new().await;
     let scope = fixture.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await;
-    // Nobody has registered it; rows of a scope need no more than its number.
+    // It was never registered; rows of a scope need no more than its number.
     let scope = scope.unwrap_or(ScopeId(1));
     let keyed = Failed { origin: "q/1", key: Some("order-1"), payload: "paid" };
     let (first, copies) = keyed.by_the_release_before(&fixture, scope).await;
@@ -140,8 +140,8 @@ ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = pg_catalog.now(), payload
     attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
 RETURNING attempts";
 
-/// J12: a worker of the release before counts attempts on the newest schema as it always did; what it has counted before the
-/// migration goes on after it, and so it is the other way round.
+/// J12: a worker of the release before counts attempts on the newest schema as it always did; a count from before the
+/// migration goes on after it, and after its way back.
 #[tokio::test]
 async fn j12_a_worker_of_the_release_before_goes_on_counting() {
     let fixture = Fixture::new().await;
@@ -164,7 +164,7 @@ async fn j12_a_worker_of_the_release_before_goes_on_counting() {
     fixture.run("UPDATE attempts SET last_at = now() - interval '1 h'").await;
     fixture.down_to(3).await;
     assert_eq!(by_the_release_before(paid).await, 5);
-    // What the release before leaves behind goes with cleanup, and a step takes no more than it was asked for.
+    // Rows that the release before left behind go with cleanup, and a step takes no more than it was asked for.
     assert_eq!(fixture.store.migrate().await.unwrap()[0], 4);
     assert_eq!(count(refunded).await, 1);
     fixture.run("UPDATE attempts SET last_at = now() - interval '8 d'").await;

@@ -1,4 +1,4 @@
-//! S8: what each role may do.
+//! S8: the rights of each role.
 
 use std::{
     sync::{
@@ -44,7 +44,7 @@ pub(super) async fn give_up(fixture: Fixture, groups: &[&str]) {
     fixture.drop().await;
 }
 
-/// S25: whose unique keys fill the table, by the server's own statistics, which a worker may read.
+/// S25: the tenant whose unique keys fill the table is named, by the server's own statistics, which a worker may read.
 #[tokio::test]
 async fn s25_the_largest_tenant_is_told() {
     let fixture = Fixture::new().await;
@@ -90,7 +90,7 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
         "UPDATE consumers SET name = 'x'",
         "DELETE FROM audit",
         "UPDATE audit SET who = 'x'",
-        // What a dead letter is.
+        // The content of a dead letter.
         "UPDATE dead_letters SET payload = 'x'",
         "UPDATE dead_letters SET idempotency_key = 'x', key_id = NULL",
         "SELECT remove_expired('audit', 1, 0)",
@@ -138,8 +138,8 @@ async fn refused(connection: &mut PgConnection, statement: &str) -> String {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned()).unwrap_or_default()
 }
 
-/// S12: a line of the trail carries the login that wrote it and the server's time; nobody with a worker's or cleanup's
-/// rights says otherwise, changes a line or removes it.
+/// S12: a line of the trail carries the login that wrote it and the server's time; a login with a worker's or cleanup's
+/// rights can neither forge, change nor remove one.
 #[tokio::test]
 async fn s12_the_trail_cannot_be_forged() {
     let fixture = Fixture::new().await;
@@ -164,7 +164,7 @@ async fn s12_the_trail_cannot_be_forged() {
     give_up(fixture, &groups).await;
 }
 
-/// S13: cleanup deletes what has expired, in every table, and nothing else, whatever it asks for.
+/// S13: cleanup deletes what has expired, in every table, and nothing else, even if it asks for more.
 #[tokio::test]
 async fn s13_cleanup_deletes_only_what_has_expired() {
     let fixture = Fixture::new().await;

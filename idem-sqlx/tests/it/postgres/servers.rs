@@ -36,7 +36,7 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     primary.down().await;
 }
 
-/// A25: the server crashes again and again under load; everything is handled once, and nothing is anybody's fault.
+/// A25: the server crashes again and again under load; everything is handled once, and no message is charged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a25_a_server_that_crashes_under_load() {
     let scratch = Scratch::new("a25").await;

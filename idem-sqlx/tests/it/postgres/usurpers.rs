@@ -32,7 +32,7 @@ async fn s11_an_expiry_is_not_another_roles_to_say() {
     fixture.drop().await;
 }
 
-/// S11: whatever name a statement uses, and whatever types it is given, the server's own is taken.
+/// S11: for every name that a statement uses, and any types that it is given, the server's own is taken.
 #[tokio::test]
 async fn s11_no_statement_can_be_taken_over() {
     let fixture = Fixture::new().await;
@@ -53,13 +53,13 @@ async fn s11_no_statement_can_be_taken_over() {
     fixture.drop().await;
 }
 
-/// What a function's text leaves to the caller's search_path. It knows the grammar of the seal's function, and takes every
-/// other word for a name or an operator that is looked up: `IS DISTINCT FROM`, `IN` and `CASE` are.
+/// The names in a function's text that are looked up in the caller's search_path. It knows the grammar of the seal's function,
+/// and takes every other word for a name or an operator that is looked up: `IS DISTINCT FROM`, `IN` and `CASE` are.
 fn looked_up(body: &str) -> Vec<String> {
     const GRAMMAR: [&str; 11] =
         ["BEGIN", "IF", "true", "THEN", "RETURN", "NULL", "END", "RAISE", "EXCEPTION", "USING", "OPERATOR"];
     let lines: Vec<&str> = body.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
-    // What stands between quotes is a value.
+    // Text between quotes is a value.
     let mut code = lines.join(" ").split('\'').step_by(2).collect::<Vec<_>>().join(" ");
     for option in ["ERRCODE", "MESSAGE", "DETAIL", "HINT"] {
         code = code.replace(&format!(" {option} = "), " ");
@@ -83,8 +83,9 @@ fn s11_what_is_looked_up_is_seen() {
     assert_eq!(looked_up("IF pg_catalog.now() IS DISTINCT FROM NULL THEN"), ["IS", "DISTINCT", "FROM"]);
 }
 
-/// S11: what idem's own functions call is not the caller's search_path to say. Only two have none of their own, that of the seal, which would
-/// cost every unit, and one that is put into statements as it stands; so everything in them is qualified.
+/// S11: the calls of idem's own functions do not depend on the caller's search_path. Only two have no search_path of their own,
+/// that of the seal, which would cost every unit, and one that is put into statements as it stands; so everything in them is
+/// qualified.
 #[tokio::test]
 async fn s11_every_function_has_a_search_path_of_its_own() {
     let fixture = Fixture::new().await;
@@ -105,8 +106,8 @@ async fn s11_every_function_has_a_search_path_of_its_own() {
     fixture.drop().await;
 }
 
-/// What another role makes so that an unsealed COMMIT passes: an operator by which all texts are equal, a setting that is always
-/// the transaction's id, and an id that is always the setting.
+/// Objects by which another role would have an unsealed COMMIT pass: an operator by which all texts are equal, a setting that
+/// is always the transaction's id, and an id that is always the setting.
 const PERMITS: &str = "
     CREATE ROLE {usurper}; CREATE SCHEMA {usurper} AUTHORIZATION {usurper};
     BEGIN;
@@ -130,7 +131,7 @@ const IN_FRONT: &str = "
     RESET ROLE;
     SET search_path = {usurper}, pg_catalog, {schema}";
 
-/// S11: a COMMIT passes by the seal of its own transaction alone, whatever stands before the server's own names in the
+/// S11: a COMMIT passes by the seal of its own transaction alone, with anything before the server's own names in the
 /// search_path. It is so before the migration that qualifies the trigger's function, too.
 #[tokio::test]
 async fn s11_nobody_permits_a_commit_in_the_seals_place() {

@@ -24,7 +24,8 @@ async fn a_name_is_bound_by_what_its_starts_say() {
         .bound_to(Some("memory/q1".to_owned()))
         .handler(Some("ledger".to_owned()))
         .hash_rules(vec!["json/1".to_owned(), "raw/1".to_owned()]);
-    // What was left open is bound by the first that says it; another current rule is fine while the former is known.
+    // The first registration that names an open binding binds it; another current rule is fine while the former is
+    // known.
     let second = store.bookkeeping().register(&bound).await.unwrap();
     assert_eq!((first.scope, first.hash_rules[0]), (second.scope, second.hash_rules[1]));
     assert!(second.run > first.run);
@@ -192,7 +193,7 @@ async fn a_replay_is_taken_once_and_whole() {
     assert_eq!(replayed(stored.id).as_deref(), Some("processed"));
     assert_eq!(replayed(empty.id).as_deref(), Some("failed: permanent: again"));
     assert_eq!(replayed(dropped.id), None);
-    // One whose worker died can be taken again after a while.
+    // A replay whose worker died can be taken again after a while.
     assert_eq!(store.bookkeeping().request_replay(&[empty.id]).await.unwrap(), 1);
     assert_eq!(store.bookkeeping().take_replays(&orders, RunId(4), 10).await.unwrap().len(), 1);
     assert!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().is_empty());
@@ -250,7 +251,8 @@ async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> bool {
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_ready())).await
 }
 
-/// S20: the file and those beside it are its owner's alone, whatever the umask: they hold payloads of dead letters.
+/// S20: the file and those beside it are readable by their owner alone under any umask: they hold payloads of dead
+/// letters.
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread")]
 async fn s20_the_file_is_its_owners_alone() {

@@ -7,7 +7,7 @@ use idem_core::{Cleanup, CleanupSettings, Store as _};
 
 use super::{consumer, fresh, messages, names};
 
-/// S7, C1: every table has an end of its own; what has not expired and what is still needed stays.
+/// S7, C1: every table has an end of its own; rows that have not expired or are still needed stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let (file, store) = fresh().await;

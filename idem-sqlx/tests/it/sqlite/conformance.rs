@@ -149,7 +149,7 @@ impl StoreUnderTest for Fresh {
     }
 
     fn arranges(&self, arrangement: Arrangement) -> bool {
-        // The seal is a hook in the process: nobody can drop it from outside.
+        // The seal is a hook in the process: it cannot be dropped from outside.
         arrangement != Arrangement::DropSeal
     }
 
@@ -173,7 +173,7 @@ impl StoreUnderTest for Fresh {
     }
 }
 
-/// One test a case, in a module of its own so that their names meet nobody else's.
+/// One test a case, in a module of its own so that their names do not clash with others.
 mod suite {
     idem_testkit::store_conformance!(super::fresh);
 }

@@ -1,4 +1,4 @@
-//! One writer at a time: who waits for whom, how long, and what comes of it.
+//! One writer at a time: which unit waits for which, how long, and the result.
 
 use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
@@ -17,7 +17,7 @@ fn options(busy: Duration) -> UnitOptions {
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Another connection that writes makes the unit held: a batch's keys are then Busy one by one, nobody fails.
+/// Another connection that writes makes the unit held: a batch's keys are then Busy one by one, and no message fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unit_is_held_while_another_connection_writes() {
     let (file, store) = fresh().await;
@@ -93,7 +93,7 @@ async fn bookkeeping_behind_a_unit_waits_at_most_its_timeout() {
     let key = IdempotencyKey::new("a").unwrap();
     let error = soon(store.bookkeeping().count_attempt(scope, &key, PayloadHash::NONE)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
-    // What only reads does not wait at all.
+    // A mere read does not wait at all.
     soon(store.bookkeeping().control(scope)).await.unwrap();
     unit.rollback().await.unwrap();
     assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::NONE).await.unwrap(), 1);

@@ -1,4 +1,4 @@
-//! The schema: up, down, and what stops either.
+//! The schema: up, down, and the obstacles to either.
 
 use idem_core::{Store as _, StoreError, store::Bookkeeping};
 use idem_schema::{MigrateError, SchemaName};
@@ -129,7 +129,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
 
 const OLD_COUNTS: &str = "SELECT CAST(attempts AS TEXT) FROM idem_attempts ORDER BY key_id";
 
-/// J12: what was counted before the migration goes on after it, and on its way back one count a key is left.
+/// J12: a count from before the migration goes on after it, and on its way back one count a key is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn j12_counts_of_attempts_outlive_the_migration_and_its_way_back() {
     let (file, store) = fresh().await;
@@ -148,7 +148,7 @@ async fn j12_counts_of_attempts_outlive_the_migration_and_its_way_back() {
     assert_eq!(file.ask(OLD_COUNTS).await, Vec::<String>::new());
 }
 
-/// What waits for being taken back stays: the way back of the migration refuses to lose it.
+/// A forgotten key that can still be taken back stays: the down migration refuses to lose it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_forgotten_is_not_dropped() {
     let (file, store) = fresh().await;

@@ -55,7 +55,7 @@ impl File {
         SqliteConnection::connect(&format!("sqlite://{}", self.0.display())).await.unwrap()
     }
 
-    /// Runs statements over a connection that belongs to nobody else.
+    /// Runs statements over a connection of its own.
     pub(crate) async fn run(&self, sql: &str) {
         let mut connection = self.connect().await;
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();

@@ -12,7 +12,7 @@ const CHILD: &str = "sqlite::processes::child";
 const PATH: &str = "IDEM_TEST_SQLITE_PATH";
 const POINT: &str = "IDEM_TEST_SQLITE_FAILPOINT";
 
-/// What every child hands in: batches, and single messages with a failure among them.
+/// The input of every child: batches, and single messages with a failure among them.
 fn input() -> Vec<Vec<idem_core::Message>> {
     let batch = |from: u32, to: u32| (from..to).map(|number| message(&format!("k{number:03}"), "1")).collect();
     vec![batch(0, 30), batch(20, 50), batch(50, 51), batch(51, 80)]

@@ -36,7 +36,7 @@ async fn proved<H: Handler<SqliteStore>>(
     prove(databases(), handler).messages(messages.map(|(key, payload)| message(key, payload))).run().await
 }
 
-/// What is broken, and the text, which names the file that is left; that is removed here.
+/// The broken promise, and the text, which names the file that is left; that is removed here.
 fn broken(proved: Result<Proven, NotProven>) -> (Promise, String) {
     let error = proved.unwrap_err();
     let NotProven::Broken { promise, .. } = &error else { panic!("{error}") };

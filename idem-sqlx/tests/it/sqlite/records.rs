@@ -1,4 +1,4 @@
-//! What the file holds of a message, and what it makes of keys, payloads and clocks.
+//! The records in the file, and how they treat keys, payloads and clocks.
 
 use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
@@ -87,7 +87,7 @@ async fn s6_hostile_keys_are_data() {
     assert_eq!(recorded, expected);
 }
 
-/// Another payload under a recorded key never runs, and is told by whom and when it was used.
+/// Another payload under a recorded key never runs, and learns by whom and when the key was used.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_is_a_conflict() {
     let (file, store) = fresh().await;
@@ -122,7 +122,7 @@ async fn large_batches_are_one_claim() {
     assert_eq!(file.effects().await.len(), 520);
 }
 
-/// An expired record counts until cleanup removes it; what is kept for ever stays; work that is recent stays.
+/// An expired record counts until cleanup removes it; a record that is kept for ever stays, and so does a recent one.
 #[tokio::test(flavor = "multi_thread")]
 async fn cleanup_removes_only_what_has_expired() {
     let (file, store) = fresh().await;
@@ -141,7 +141,7 @@ async fn cleanup_removes_only_what_has_expired() {
     assert_eq!(names(&short.decisions(vec![message("old", "1")]).await.unwrap()), ["processed"]);
 }
 
-/// For how long the broker may deliver again is what the last start heard.
+/// The time for which the broker may deliver again is the one that the last start found.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_brokers_horizon_is_kept_beside_the_retention() {
     let (file, store) = fresh().await;

@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, and what comes of it: only idem's own commit commits.
+//! Handlers that meddle with their transaction: only idem's own commit commits.
 
 use idem_core::{
     Decision, HandlerError, Message, Store, Tx,
@@ -10,7 +10,7 @@ use sqlx::{Connection, SqliteConnection};
 
 use super::{consumer, fresh, message, messages, names, registered, soon};
 
-/// What a payload's first word makes [`super::Scripted`] do after its write.
+/// The action of [`super::Scripted`] after its write, by the payload's first word.
 pub(super) async fn act(word: &str, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
     let connection = tx.connection();
     match word {
@@ -60,8 +60,8 @@ async fn run(connection: &mut SqliteConnection, sql: &'static str) -> Result<(),
     sqlx::raw_sql(sql).execute(connection).await.map(drop)
 }
 
-/// A12: whatever a handler does to end the transaction in mid-batch, nothing of it stays, its neighbours run, and after
-/// a redelivery that behaves every effect is there exactly once.
+/// A12: when a handler ends the transaction in mid-batch, by whatever means, nothing of it stays, its neighbours run,
+/// and after a redelivery that behaves every effect is there exactly once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a12_a_raw_commit_in_mid_batch_commits_nothing() {
     for word in ["commit", "swallowed-commit", "rollback", "commit-begin", "rollback-write", "swallowed-rollback"] {
@@ -110,8 +110,8 @@ async fn nested_transactions_work() {
     assert_eq!(file.effects().await, ["a=nested-committed", "a=nested-committed", "b=nested-rolled-back"]);
 }
 
-/// A9, as SQLite has it: the failed statement is undone, the transaction goes on, and what the handler wrote beside it
-/// is committed. Where SQLite itself ends the transaction, the message is not acknowledged: see `swallowed-rollback`.
+/// A9, as SQLite has it: the failed statement is undone, the transaction goes on, and the handler's other writes are
+/// committed. Where SQLite itself ends the transaction, the message is not acknowledged: see `swallowed-rollback`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a9_a_swallowed_error_costs_only_its_statement() {
     let (file, store) = fresh().await;
@@ -167,7 +167,7 @@ async fn a_dropped_unit_leaves_nothing_and_frees_the_lock() {
     assert_eq!(file.effects().await, ["kept="]);
 }
 
-/// A commit without a unit has nobody who sealed it.
+/// A commit without a unit is unsealed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_commits_nothing_outside_of_units() {
     let (file, store) = fresh().await;

@@ -1,4 +1,4 @@
-//! What start-up refuses, each with its cure.
+//! Tables that start-up refuses, each with its cure.
 
 use idem_core::{Store as _, StoreError, store::Bookkeeping};
 use idem_sqlx::{SqliteOptions, SqliteStore};
@@ -16,7 +16,7 @@ async fn a_file_without_schema_names_the_command() {
     assert!(matches!(error, StoreError::Schema { .. }), "{error}");
 }
 
-/// B6, B7, B9, B21: whatever was changed about the tables that the promise stands on is found and named.
+/// B6, B7, B9, B21: every change of the tables that the promise stands on is found and named.
 #[tokio::test(flavor = "multi_thread")]
 async fn b21_a_changed_schema_is_refused() {
     let remake = |columns: &str| {
@@ -92,7 +92,7 @@ async fn a_file_that_left_wal_mode_is_refused() {
 async fn what_cannot_be_opened_is_told() {
     let error = SqliteStore::open(":memory:").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
-    // A folder does not come by itself, and a start that waits for it is of no use to anybody.
+    // A folder does not appear by itself, so a start that waited for it would be of no use.
     let error = SqliteStore::open("/proc/nowhere/x.db").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     let absent = File::new();

@@ -1,4 +1,4 @@
-//! Commits whose answer is lost or late, and what a unit costs.
+//! Commits whose answer is lost or late, and the costs of a unit.
 
 use std::time::Duration;
 
@@ -158,7 +158,7 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     }
     assert_eq!(repeats[1..4], [expected.unexpected_repeat; 3], "{repeats:?}");
     assert_eq!(repeats[4..], [1, 1], "{repeats:?}");
-    // What else the server does, such as a checkpoint, may write meanwhile, and not each time.
+    // The server's other work, such as a checkpoint, may write meanwhile, and not each time.
     let written = "SELECT pg_current_wal_insert_lsn()::text || ' ' || pg_snapshot_xmax(pg_current_snapshot())";
     let mut seen = Vec::new();
     for _ in 0..20 {
@@ -208,7 +208,7 @@ pub async fn a7_a_commit_that_hangs_is_unknown_in_bounded_time<T: PostgresUnderT
         let keys: Vec<String> = keys(count).into_iter().map(|key| format!("{count}-{key}")).collect();
         hang_commits(subject, "nobody").await;
         let seen = tokio::time::timeout(PATIENCE, process(&hasty, messages(&keys))).await;
-        assert_eq!(seen.expect("bounded"), "B".repeat(count), "held by what hangs, and acknowledged by nobody");
+        assert_eq!(seen.expect("bounded"), "B".repeat(count), "held by a commit that hangs, and never acknowledged");
         let of_these = format!("SELECT count(*) = {count} FROM effects WHERE key LIKE '{count}-%'");
         assert_eq!(subject.texts(&of_these).await, ["f"], "invisible while it hangs");
         hang_commits(subject, "").await;

@@ -98,7 +98,7 @@ impl Act for EndsIt {
     }
 }
 
-/// A12: whatever a handler sends, nothing that follows is committed behind the engine's back, and a later run of a
+/// A12: after any statement of a handler, nothing is committed behind the engine's back, and a later run of a
 /// mended handler makes all effects once. Where handlers run at once it is not sent, and spoils nothing.
 pub async fn a12_raw_commit_in_mid_batch_with_every_error_swallowed<T: PostgresUnderTest>(subject: &T) {
     let (first, second) = if is_in_order(subject) { ("PtP", "DPD") } else { ("PPP", "DDD") };
@@ -256,14 +256,14 @@ pub async fn b22_a_unique_violation_of_the_handlers_own_is_permanent<T: Postgres
     assert_eq!(effects(subject).await, ["order-000", "order-002"]);
 }
 
-/// How people hand a driver's error on.
+/// The ways in which handlers commonly pass a driver's error on.
 #[derive(Debug, thiserror::Error)]
 enum Wrapped<E: std::error::Error + 'static> {
     #[error(transparent)]
     Transparent(E),
     #[error("the ledger failed")]
     WithContext(#[source] E),
-    #[error("the ledger failed, and nobody says why")]
+    #[error("the ledger failed, without a cause")]
     OwnText,
     #[error("the ledger failed: {0}")]
     Stringified(String),
@@ -355,8 +355,8 @@ impl Act for Sets {
     }
 }
 
-/// A46: what one handler sets holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
-/// committed as they should be; what is no weaker is nobody's business.
+/// A46: a handler's setting holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
+/// committed as they should be; a setting that is no weaker is allowed.
 pub async fn a46_a_commit_that_a_handler_has_weakened_is_refused<T: PostgresUnderTest>(subject: &T) {
     let as_values = [
         ("SELECT set_config('synchronous_commit', 'off', true)", "PtP"),

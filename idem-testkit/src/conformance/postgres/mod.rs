@@ -1,12 +1,12 @@
-//! The suite for stores on PostgreSQL, beside [that of every store](super::store): what only a PostgreSQL server does, asked of
-//! each driver alike.
+//! The suite for stores on PostgreSQL, beside [that of every store](super::store): the behaviour that only a PostgreSQL server
+//! has, checked with each driver alike.
 //!
 //! A store implements [`PostgresUnderTest`] beside its tests and names a function that makes one:
 //!
 //! ```ignore
 //! async fn fresh() -> Subject { /* a schema of its own on the server that the tests share */ }
 //!
-//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! // Makes one test a case, in a module of its own so that their names do not clash with others.
 //! mod conformance {
 //!     idem_testkit::postgres_conformance!(super::fresh);
 //! }

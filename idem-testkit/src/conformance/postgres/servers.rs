@@ -80,7 +80,7 @@ pub async fn a44_a_setting_that_the_server_refuses_leaves_the_others<T: Postgres
     assert!(told.starts_with("on 30") && told.ends_with(" 0"), "{told}");
 }
 
-/// Weak settings are told with their cure.
+/// Warnings about weak settings name the cure.
 pub async fn weak_settings_are_warned_about<T: PostgresUnderTest>(subject: &T) {
     let weak =
         [("search_path", "public"), ("synchronous_commit", "off"), ("default_transaction_isolation", "serializable")];

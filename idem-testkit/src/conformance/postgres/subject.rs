@@ -17,7 +17,8 @@ pub const EFFECTS: &str = "
     CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
     INSERT INTO deferred VALUES ('taken');";
 
-/// A store with a migrated schema of its own, in which are the tables [`EFFECTS`], and what the suite needs to look into it.
+/// A store with a migrated schema of its own, in which are the tables [`EFFECTS`], and the means by which the suite looks into
+/// it.
 ///
 /// All sessions find the schema by their `search_path`.
 pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
@@ -31,7 +32,7 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
     fn store(&self) -> &Self::Store;
 
     /// Another store on this schema, whose sessions begin with these settings; on this port of `127.0.0.1` in place of the server's
-    /// own, if one is given. There a proxy listens that wants to read along, so it is asked for without TLS.
+    /// own, if one is given. On that port a proxy reads the traffic, so the connection is made without TLS.
     fn another(&self, port: Option<u16>, settings: &[(&str, &str)]) -> Self::Store;
 
     /// `host:port` of the server.
@@ -46,10 +47,10 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
     /// Sends a text in a handler as it is, which may be several statements. Called where handlers run in order alone.
     fn send(tx: &mut Tx<'_, Self::Store>, text: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Runs statements as an administrator, over a connection that belongs to nobody else.
+    /// Runs statements as an administrator, over a connection of its own.
     fn run(&self, statements: &str) -> impl Future<Output = ()> + Send;
 
-    /// The first column of what a query answers, as texts, over a connection that belongs to nobody else. PostgreSQL's own form
+    /// The first column of what a query answers, as texts, over a connection of its own. PostgreSQL's own form
     /// of a truth is `t` or `f`.
     fn texts(&self, query: &str) -> impl Future<Output = Vec<String>> + Send;
 
@@ -58,12 +59,13 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
         Concurrency::InOrder
     }
 
-    /// What it costs to go to the server and back, as its documentation says. Asked by the cases on a server of their own alone.
+    /// The round trips to the server that the store's documentation promises. Only the cases on a server of their own ask for
+    /// them.
     fn round_trips(&self) -> RoundTrips {
         panic!("this store says nothing of its round trips")
     }
 
-    /// Removes the schema. Called after a case that went well; what a red case leaves is kept for a look at it.
+    /// Removes the schema. Called after a case that went well; the schema of a red case is kept for a look at it.
     fn discard(self) -> impl Future<Output = ()> + Send;
 }
 
@@ -97,8 +99,7 @@ pub(super) async fn forget(subject: &impl PostgresUnderTest) {
     subject.run("DELETE FROM effects; DELETE FROM processed_messages; DELETE FROM message_attempts").await;
 }
 
-/// Asks until the server answers with true. It tells nobody of its own accord what has become of its sessions, so there is no
-/// event to wait for.
+/// Asks until the server answers with true. It reports no changes of its sessions by itself, so there is no event to wait for.
 pub(super) async fn until(subject: &impl PostgresUnderTest, query: &str) {
     let asking = async {
         while subject.texts(query).await != ["t"] {

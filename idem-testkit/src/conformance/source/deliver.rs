@@ -1,4 +1,4 @@
-//! Cases: whatever is published arrives, and comes back until it is acknowledged.
+//! Cases: every published message arrives, and comes back until it is acknowledged.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -49,7 +49,7 @@ pub async fn unsettled_messages_come_back_after_a_crash<T: SourceUnderTest>(subj
     left(subject, 0).await;
 }
 
-/// Contract 4 and 5, together: what was acknowledged stays so, and the rest comes back. The rest is the later half, so
+/// Contract 4 and 5, together: acknowledged messages stay so, and the rest comes back. The rest is the later half, so
 /// that a broker which keeps positions can say it too.
 pub async fn acknowledged_messages_do_not_come_back_after_a_crash<T: SourceUnderTest>(subject: &T) {
     publish(subject, 6).await;
@@ -113,7 +113,7 @@ pub async fn a_dropped_receive_loses_nothing<T: SourceUnderTest>(subject: &T) {
     let mut taken = Vec::new();
     within("receiving in pieces", async {
         while taken.len() < 50 {
-            // Dropped after as many polls as there are deliveries already, and after one for what is none.
+            // Dropped after as many polls as there are deliveries already, and after one for a receive of none.
             for (max, polls) in [(7, taken.len() % 5), (0, 0)] {
                 tokio::select! {
                     biased;

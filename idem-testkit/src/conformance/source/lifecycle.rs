@@ -81,7 +81,7 @@ pub async fn stop_ends_a_receive_of_none<T: SourceUnderTest>(subject: &T) {
     assert!(matches!(received, Ok(Received::End)), "a stopped source answered {received:?}");
 }
 
-/// Contract 1 and 5: what was not handed over stays; what was received before the stop is handed over first.
+/// Contract 1 and 5: messages that were not handed over stay; those received before the stop are handed over first.
 pub async fn stop_leaves_the_rest_in_the_queue<T: SourceUnderTest>(subject: &T) {
     publish(subject, 20).await;
     let reader = SourceDriver::open(subject).await;
@@ -154,7 +154,7 @@ pub async fn close_keeps_what_was_acknowledged<T: SourceUnderTest>(subject: &T) 
     assert_eq!(sorted(&reader.take(3).await), rest);
 }
 
-/// `close` ends within its deadline, whatever the broker does.
+/// `close` ends within its deadline even if the broker hangs.
 pub async fn close_keeps_its_deadline_when_the_broker_hangs<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
     let reader = SourceDriver::open(subject).await;
@@ -281,8 +281,8 @@ pub async fn another_source_continues_where_the_first_closed<T: SourceUnderTest>
     assert_eq!(payloads(&reader.take(1).await), ["next"]);
 }
 
-/// Contract 7: what a paused source has not handed over goes to others, what it has can be settled, and it goes on when it
-/// is resumed. To a source that declares no pausing it means nothing.
+/// Contract 7: messages that a paused source has not handed over go to others, those that it has can be settled, and it
+/// goes on when it is resumed. To a source that declares no pausing it means nothing.
 pub async fn a_paused_source_gives_back_what_it_has_not_handed_over<T: SourceUnderTest>(subject: &T) {
     let reader = SourceDriver::open(subject).await;
     publish(subject, 10).await;

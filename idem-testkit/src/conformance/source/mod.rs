@@ -53,8 +53,8 @@
 //! ```
 //!
 //! The limits of a source or its broker are declared, in [`SourceCapabilities`](idem_core::source::SourceCapabilities) and in
-//! [`Features`]; such a case is not skipped, but shows that what is declared off is refused or does nothing. Ids such as G2
-//! in the documentation of cases are rows of the [failure modes].
+//! [`Features`]; such a case is not skipped, but shows that a capability that is declared off is refused or does nothing. Ids
+//! such as G2 in the documentation of cases are rows of the [failure modes].
 //!
 //! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md
 

@@ -47,7 +47,7 @@ fn assignments<S: Source>(deliveries: &Deliveries<S>) -> Vec<Assignment> {
     all
 }
 
-/// E10: what runs is finished and settled while the assignment is still held, and that counts.
+/// E10: a running message is finished and settled while the assignment is still held, and that counts.
 pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
     let reader = SourceDriver::open(subject).await;
@@ -68,7 +68,8 @@ pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(
     left(subject, 0).await;
 }
 
-/// Contract 1: the broker's deadline runs also while there is no room, and what waits for room is no reason to wait.
+/// Contract 1: the broker's deadline runs also while there is no room, and messages that wait for room are no reason to
+/// wait.
 pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
     let reader = SourceDriver::open(subject).await;
@@ -163,7 +164,7 @@ pub async fn a_handle_from_before_a_revocation_is_stale_and_acknowledges_nothing
     left(subject, 0).await;
 }
 
-/// `Revocation::drained` is `None`: nobody waits for what is lost.
+/// `Revocation::drained` is `None`: the source does not wait for a lost assignment.
 pub async fn a_lost_assignment_is_announced_and_not_waited_for<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
     let reader = SourceDriver::open(subject).await;
@@ -177,7 +178,7 @@ pub async fn a_lost_assignment_is_announced_and_not_waited_for<T: SourceUnderTes
     assert!(theirs.iter().all(|assignment| revocation.assignments.contains(assignment)));
 }
 
-/// Contract 5, and core tells the two deliveries apart by their assignments.
+/// Contract 5, and core distinguishes the two deliveries by their assignments.
 pub async fn messages_of_a_lost_assignment_come_back_under_another<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
     let reader = SourceDriver::open(subject).await;
@@ -192,7 +193,7 @@ pub async fn messages_of_a_lost_assignment_come_back_under_another<T: SourceUnde
     assert!(assignments::<T::Source>(&again).iter().all(|assignment| !before.contains(assignment)));
 }
 
-/// Contract 6: nobody restarts a worker because a connection broke (G12).
+/// Contract 6: a broken connection does not require a restart of the worker (G12).
 pub async fn a_disconnected_source_connects_again<T: SourceUnderTest>(subject: &T) {
     let reader = SourceDriver::open(subject).await;
     for round in 0..3 {

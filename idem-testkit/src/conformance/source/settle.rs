@@ -1,4 +1,4 @@
-//! Cases: what a settlement does, and what it leaves alone (contract 4).
+//! Cases: the effect of a settlement, on its own messages alone (contract 4).
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub async fn acknowledging_one_leaves_the_others<T: SourceUnderTest>(subject: &T
     assert_eq!(sorted(&reader.take(4).await), rest);
 }
 
-/// D38, contract 8: what is flushed does not come back with a process that dies right after it.
+/// D38, contract 8: a flushed settlement does not come back with a process that dies right after it.
 pub async fn what_is_flushed_does_not_come_back_after_a_crash<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
     let open = || async { SourceDriver::join(subject.source_that_tells_late().await).await };
@@ -117,7 +117,7 @@ pub async fn a_mixed_batch_settles_each_entry_as_it_says<T: SourceUnderTest>(sub
     left(subject, 0).await;
 }
 
-/// E10: what would bring settled messages back is known, so that a clean stop can finish it.
+/// E10: the messages that would bring settled ones back are known, so that a clean stop can finish them.
 pub async fn only_what_stands_before_a_settled_message_holds_it_back<T: SourceUnderTest>(subject: &T) {
     let reader = SourceDriver::open(subject).await;
     let positions = !subject.features().individual_settle;
@@ -270,7 +270,7 @@ pub async fn a_batch_of_only_duplicates_advances<T: SourceUnderTest>(subject: &T
     assert_eq!(payloads(&reader.take(1).await), ["next"]);
 }
 
-/// F1, F2, F7: whatever a late acknowledgement is answered, the message is settled for good or delivered again, and
+/// F1, F2, F7: whatever the answer to a late acknowledgement, the message is settled for good or delivered again, and
 /// the handle of its other delivery is good.
 pub async fn a_delivery_whose_lease_passed_is_not_lost<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;

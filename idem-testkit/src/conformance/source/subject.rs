@@ -123,8 +123,8 @@ pub trait SourceUnderTest: Send + Sync {
     /// A source on the queue, in the group, not attached.
     fn source(&self) -> impl Future<Output = Self::Source> + Send;
 
-    /// The same as [`source`](Self::source), where settlements that are told to the broker later go out as late as settings
-    /// allow, so that only [`Source::flush`] tells it in time. Needed for sources that have such settings.
+    /// The same as [`source`](Self::source), but with settlements sent to the broker as late as settings allow, so that only
+    /// [`Source::flush`] sends them in time. Needed for sources that have such settings.
     fn source_that_tells_late(&self) -> impl Future<Output = Self::Source> + Send {
         self.source()
     }
@@ -138,8 +138,8 @@ pub trait SourceUnderTest: Send + Sync {
     /// Ends a source as the death of its process would: without a word to the broker. Returns when the broker knows.
     fn crash(&self, source: Self::Source) -> impl Future<Output = ()> + Send;
 
-    /// How many messages are not settled for good: waiting, delayed or in flight. Where the broker tells it with a
-    /// delay, wait until it is `expected` or a few seconds are over.
+    /// How many messages are not settled for good: waiting, delayed or in flight. Where the broker reports it with a delay,
+    /// wait until it is `expected` or a few seconds are over.
     fn unsettled(&self, expected: u64) -> impl Future<Output = u64> + Send;
 
     /// Waits until so many sources that are being received from have their parts of the queue, and keep them. Only a

@@ -112,7 +112,7 @@ pub async fn handlers_run_and_decisions_stand_in_the_order_of_delivery<T: StoreU
     assert_eq!(fixture.runs.all(), ["m", "b", "z", "a", "k"]);
 }
 
-/// B17: the engine claims each batch sorted and without repetition, whatever the order of delivery.
+/// B17: the engine claims each batch sorted and without repetition, in any order of delivery.
 pub async fn claims_arrive_folded_and_sorted<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let keys = ["z", "é", "a", "Z", "m", "a", "10", "9", "m"];
@@ -123,7 +123,7 @@ pub async fn claims_arrive_folded_and_sorted<T: StoreUnderTest>(subject: &T) {
     assert_eq!(claimed[0].len(), 7);
 }
 
-/// Contract of Handler 3, A1: what fails leaves neither effect nor record, and runs again when it comes back.
+/// Contract of Handler 3, A1: a message that fails leaves neither effect nor record, and runs again when it comes back.
 pub async fn a_handlers_error_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer =
@@ -250,7 +250,7 @@ pub async fn ids_1_2_1_2_1_3_with_2_failing<T: StoreUnderTest>(subject: &T) {
     fixture.assert_effects([("1", "good"), ("3", "good")]).await;
 }
 
-/// D7: what follows a failed message in its ordering key waits; other ordering keys go on.
+/// D7: messages behind a failed one in its ordering key wait; other ordering keys go on.
 pub async fn what_follows_a_failure_in_its_ordering_key_waits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(fail_bad);
@@ -275,7 +275,7 @@ pub async fn overlapping_batches_run_each_key_once<T: StoreUnderTest>(subject: &
     fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
-/// Effects::Outside: one message a unit, so that a neighbour's failure repeats nobody's calls.
+/// Effects::Outside: one message a unit, so that a neighbour's failure repeats no calls.
 pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let builder = fixture.builder("orders", fail_bad).effects(Effects::Outside).handlers(Concurrency::InOrder);
@@ -286,8 +286,8 @@ pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: 
     fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
-/// A47: a handler that sets things for its transaction asks for units of one message, and has no neighbours then: nobody runs
-/// twice for another.
+/// A47: a handler that sets things for its transaction asks for units of one message, and has no neighbours then: no message
+/// runs twice for another.
 pub async fn a47_units_of_one_hold_one_message<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.builder("orders", fail_bad).units_of_one().build().unwrap();

@@ -37,7 +37,7 @@ async fn together<T: StoreUnderTest>(payments: &RunOnce<Seen<T>>, calls: Vec<Cal
     within("a shared unit", async { payments.shared_unit().await.run(calls).await }).await
 }
 
-/// What a call gets that comes alone, as one that could not share a unit or as a repeat.
+/// The answer to a call that comes alone: one that could not share a unit, or a repeat.
 async fn alone<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payments: &RunOnce<Seen<T>>, key: &str) -> Ran {
     let work = work(fixture, vec![Step::Write("")], Arc::new(of_run));
     within("a call alone", payments.run_message(msg(key, key), work)).await.unwrap()
@@ -89,7 +89,7 @@ pub async fn v16_a_refusal_among_calls_takes_back_its_own<T: StoreUnderTest>(sub
     let are_errors: Vec<_> = ended.iter().map(|ended| value(ended).is_error).collect();
     let expected = [true, false, true, true, false].into_iter().chain(spoilt.then_some(true)).chain([false]);
     assert_eq!(are_errors, expected.collect::<Vec<_>>());
-    assert_eq!(fixture.spy.claimed().len() - before, 1, "nobody ran again");
+    assert_eq!(fixture.spy.claimed().len() - before, 1, "no call ran again");
     let effects = fixture.effects().await;
     assert_eq!(effects.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b", "e", "g"]);
     assert_eq!(fixture.recorded().await.len(), ended.len(), "a refusal has its record");
@@ -116,7 +116,7 @@ pub async fn v16_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject
             assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0), "{failing:?}");
         }
     }
-    // A refusal that nobody said there may be is such a failure too.
+    // A refusal that was not declared is such a failure too.
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let undeclared = builder.build_once().unwrap();
     let refused = call(&fixture, msg("bad", "bad"), vec![Step::Write("")], refusal);
@@ -126,7 +126,8 @@ pub async fn v16_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject
     fixture.assert_effects([("a", "a")]).await;
 }
 
-/// A9, A12, A14: a work that spoils the transaction and says nothing has nobody's effect acknowledged, wherever it stands.
+/// A9, A12, A14: when one work spoils the transaction and says nothing, no call's effect is acknowledged, wherever that
+/// work stands.
 pub async fn v16_a_transaction_that_one_call_has_spoilt_is_nobodys<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -181,7 +182,8 @@ pub async fn v16_a_lost_commit_of_calls_is_found_out<T: StoreUnderTest>(subject:
     fixture.assert_effects(["a", "b", "c", "d", "e", "f"].map(|key| (key, key))).await;
 }
 
-/// Two calls with one key are one operation, with another payload they are a conflict, and what is recorded is read back.
+/// Two calls with one key are one operation, with another payload they are a conflict, and a recorded answer is read
+/// back.
 pub async fn v16_copies_and_conflicts_among_calls<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -246,7 +248,7 @@ pub async fn v16_a_result_over_the_bound_among_calls_leaves_nothing<T: StoreUnde
         assert!(ended.iter().all(Option::is_none), "{ended:?}");
         assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0));
     }
-    // Where a record has lost its answer, its own call is told so.
+    // Where a record has lost its answer, only its own call gets that error.
     let absent = fixture.builder("payments", super::fixture::write).build().unwrap();
     super::fixture::process(&absent, [msg("old", "old")]).await;
     let ended = together::<T>(&payments, vec![paying(&fixture, "old"), paying(&fixture, "a")]).await;

@@ -13,14 +13,14 @@ use super::{
     subject::StoreUnderTest,
 };
 
-/// How somebody who holds a key uncommitted ends.
+/// How the holder of an uncommitted key ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Commits,
     RollsBack,
 }
 
-/// Holds `keys` uncommitted over a connection of another process, runs `meanwhile`, and ends when it is told to.
+/// Holds `keys` uncommitted over a connection of another process, runs `meanwhile`, and ends at a signal.
 ///
 /// `meanwhile` gets a counter: raising it ends the holder.
 async fn while_held<T, F>(fixture: &Fixture<'_, T>, registered: &Registered, keys: &[&str], end: End, meanwhile: F)
@@ -46,13 +46,13 @@ where
     ended.unwrap();
 }
 
-/// Registers a consumer before a key is held: with a single writer, nobody registers meanwhile.
+/// Registers a consumer before a key is held: with a single writer, a registration would wait.
 async fn started<S: Store>(consumer: &DedupConsumer<S>) {
     within("starting the consumer", consumer.start()).await.unwrap();
 }
 
-/// Starts `waiters` calls for `order-1`, waits until as many as can are at the claim, ends the holder, and answers with
-/// what became of them.
+/// Starts `waiters` calls for `order-1`, waits until as many as can are at the claim, ends the holder, and answers
+/// their outcomes.
 async fn waiters<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payload: &'static str, end: End) -> Vec<Kind> {
     let registered = fixture.register().await;
     let count = if fixture.waits_per_key() { 4 } else { 1 };
@@ -89,7 +89,7 @@ pub async fn one_waiter_runs_when_the_winner_rolls_back<T: StoreUnderTest>(subje
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// Those who waited for a claim whose winner commits are duplicates, and none of them runs.
+/// The waiters for a claim whose winner commits are duplicates, and none of them runs.
 pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kinds = waiters(&fixture, "paid", End::Commits).await;
@@ -97,7 +97,7 @@ pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTe
     assert!(fixture.runs.all().is_empty());
 }
 
-/// Those who waited with another payload are conflicts when the winner commits.
+/// Waiters with another payload are conflicts when the winner commits.
 pub async fn every_waiter_with_another_payload_is_a_conflict_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kinds = waiters(&fixture, "refunded", End::Commits).await;

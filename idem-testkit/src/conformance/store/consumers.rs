@@ -41,7 +41,7 @@ pub async fn workers_that_start_at_once_are_one_consumer<T: StoreUnderTest>(subj
     assert_eq!((scopes.len(), runs.len()), (1, 8));
 }
 
-/// B11, S2: every pair of consumer and tenant has a scope of its own, whatever their names look like side by side.
+/// B11, S2: every pair of consumer and tenant has a scope of its own, even if their names look the same side by side.
 pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let names = ["ab", "a", "A", "a ", "orders'; --", "é", "a/b", "a:b"];
@@ -60,8 +60,8 @@ pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>
     }
 }
 
-/// J63: what is interned has the number that its name gives it, in whatever order names come: a server that has lost rows gives
-/// them the numbers that running workers remember, and nobody else's.
+/// J63: an interned name has the number that follows from it, in any order of names: a server that has lost rows gives them the
+/// numbers that running workers remember, and no others.
 pub async fn j63_numbers_follow_from_names<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let number = |name: &str, tenant: &str| ScopeId(Interned::Scope.numbers(&[name, tenant])[0]);
@@ -138,7 +138,7 @@ pub async fn a_hash_rule_is_left_behind_by_way_of_a_former_one<T: StoreUnderTest
     assert_eq!(recorded, "fn:mine");
 }
 
-/// A name is bound to one source whatever the tenant.
+/// A name is bound to one source for all tenants.
 pub async fn another_tenant_is_bound_like_the_first<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let of = |source: &str, tenant: &str| {
@@ -222,7 +222,7 @@ pub async fn an_unknown_hash_rule_is_a_conflict_of_its_own_kind<T: StoreUnderTes
     assert!(fixture.runs.all().is_empty());
 }
 
-/// A consumer that nobody controls is running.
+/// A consumer without a control is running.
 pub async fn a_new_consumer_is_running<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let control = fixture.store.bookkeeping().control(fixture.register().await.scope).await.unwrap();
@@ -245,7 +245,7 @@ pub async fn controls_are_read_by_every_process<T: StoreUnderTest>(subject: &T) 
     assert_eq!(elsewhere.store.bookkeeping().control(scope).await.unwrap().state, ControlState::Running);
 }
 
-/// The epoch that empties caches never goes back, whatever else is set.
+/// The epoch that empties caches never goes back, even when other controls are set.
 pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let scope = fixture.register().await.scope;
@@ -257,7 +257,7 @@ pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
     assert!(epochs.is_sorted(), "{epochs:?}");
 }
 
-/// A43: while one server answers, it has one identity, whoever asks: caches of committed keys are emptied by another one.
+/// A43: while one server answers, every worker sees one identity: another one would empty the caches of committed keys.
 pub async fn one_server_is_one_identity<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let scope = fixture.register().await.scope;
@@ -268,7 +268,7 @@ pub async fn one_server_is_one_identity<T: StoreUnderTest>(subject: &T) {
     }
 }
 
-/// S3, S8: the audit trail keeps every line in order, with and without a key, whatever its text.
+/// S3, S8: the audit trail keeps every line in order, with and without a key, with any text.
 pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let scope = fixture.register().await.scope;
@@ -306,7 +306,7 @@ pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject
     }
 }
 
-/// The suite's own hooks: what a database does not offer is refused, so that no case passes because nothing happened.
+/// The suite's own hooks: a hook that a database does not offer is refused, so that no case passes because nothing happened.
 pub async fn hooks_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     for action in HandlerAction::ALL.into_iter().filter(|action| !subject.offers(*action)) {

@@ -1,5 +1,5 @@
-//! Which dead letters are one row. Only copies are: whatever else a message has in common with one that was set aside, it
-//! is acknowledged after this, so a row that does not hold it would be its loss.
+//! Which dead letters are one row. Only copies are. A message is acknowledged after this, so it would be lost in the row of
+//! another that it merely resembles.
 
 use std::collections::HashSet;
 
@@ -95,7 +95,8 @@ async fn replayed<T: StoreUnderTest>(
     id
 }
 
-/// A29: what was replayed is over, and another message that uses its origin is not taken for it: it awaits the operator.
+/// A29: a replayed dead letter is over, and another message that uses its origin is not taken for it: it awaits the
+/// operator.
 pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -253,7 +254,7 @@ pub async fn d51_a_copy_of_another_length_is_kept<T: StoreUnderTest>(subject: &T
     assert_eq!(payloads(&fixture, &registered, &[first.id]).await, some(&[&long]), "what is kept stays");
 }
 
-/// A row tells how its last copy failed.
+/// A row shows how its last copy failed.
 pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -294,8 +295,8 @@ async fn next_attempt<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &
     fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap()
 }
 
-/// D14: what is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as the first
-/// did, and is counted there: with none left it would be a second dead letter, for its attempts.
+/// D14: a message that is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as
+/// the first did, and is counted there: with none left it would be a second dead letter, for its attempts.
 pub async fn d14_a_message_that_is_set_aside_has_no_attempt_counted<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -322,8 +323,8 @@ pub async fn d15_a_dead_letter_ends_no_count_of_another_payload<T: StoreUnderTes
     }
 }
 
-/// C14: a replay has all its attempts, whatever was counted since its message was set aside, and empties the caches of
-/// committed keys: somebody may have forgotten the key for it.
+/// C14: a replay has all its attempts, even if some were counted since its message was set aside, and empties the caches of
+/// committed keys: an operator may have forgotten the key for it.
 pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -343,8 +344,8 @@ pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderT
     assert_eq!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
 }
 
-/// S23: what a quota goes by: the dead letters of one consumer, over all its tenants, payloads that are kept above all, and
-/// without those that a replay has handled.
+/// S23: the bytes that a quota counts: the dead letters of one consumer, over all its tenants, payloads that are kept above
+/// all, and without those that a replay has handled.
 pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnderTest>(subject: &T) {
     const PAYLOAD: u64 = 100_000;
     let fixture = Fixture::new(subject);
@@ -376,12 +377,12 @@ pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnder
     assert_eq!(take(&fixture, &registered).await.len(), 1);
     fixture.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
     assert_eq!(bytes(&orders).await, three - one);
-    // Where all of it is little, that is answer enough, and no less than what is asked for.
+    // A total below the limit is answered in full.
     let all = fixture.store.bookkeeping().dead_letter_bytes(&orders, u64::MAX).await.unwrap();
     assert!(all > 0, "{all}");
 }
 
-/// S24: whoever watches the tables grow is told of their sizes.
+/// S24: the tables' sizes are reported, so that their growth can be watched.
 pub async fn s24_the_tables_sizes_are_told<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

@@ -147,7 +147,7 @@ pub async fn a_conflict_leaves_the_record_untouched<T: StoreUnderTest>(subject: 
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// S3: a duplicate and a conflict carry who won: key, hash, rule, when, by which run, until when.
+/// S3: a duplicate and a conflict carry the winner's record: key, hash, rule, when, by which run, until when.
 pub async fn duplicates_and_conflicts_carry_the_winners_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let first = fixture.register().await;
@@ -247,7 +247,7 @@ pub async fn a_payload_of_any_bytes_is_handled_as_it_is<T: StoreUnderTest>(subje
     assert_eq!(effects[0].payload, every_byte);
 }
 
-/// B12, B14: only key and payload tell messages apart, not what the transport says of a delivery.
+/// B12, B14: only key and payload distinguish messages, not the transport's data about a delivery.
 pub async fn a_redelivery_with_other_headers_is_a_duplicate<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(write);
@@ -271,7 +271,7 @@ pub async fn an_unprotected_type_runs_each_time_without_a_record<T: StoreUnderTe
     assert_eq!(fixture.recorded().await, ["order-1"]);
 }
 
-/// A handler gets the message to read; what it does to a copy changes neither key nor hash.
+/// A handler gets the message to read; a change of its copy changes neither key nor hash.
 pub async fn a_handler_that_changes_its_copy_changes_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(|message, _| {

@@ -1,4 +1,4 @@
-//! Futures that are dropped midway, at every poll: what they leave is all or nothing.
+//! Futures that are dropped midway, at every poll: they leave all or nothing.
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 

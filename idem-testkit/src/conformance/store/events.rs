@@ -1,4 +1,4 @@
-//! What handlers hand in beside their writes.
+//! The events that handlers hand in beside their writes.
 
 use std::{
     marker::PhantomData,
@@ -83,7 +83,7 @@ pub(super) async fn outbox<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> (Arc<
     (outbox, ids)
 }
 
-/// What may go now.
+/// The events that may go now.
 pub(super) async fn next(outbox: &dyn Outbox, destination: DestinationId) -> Vec<OutgoingEvent> {
     within("reading the outbox", outbox.next(destination, 1_000, u64::from(u32::MAX))).await.unwrap()
 }
@@ -134,7 +134,7 @@ pub async fn append_is_atomic_with_the_record<T: StoreUnderTest>(subject: &T) {
         (Some("text/plain"), &[][..], true)
     );
     assert_eq!((y.key.as_str(), &y.payload[..]), ("order-1", &b"\0\xff"[..]));
-    // What a duplicate's handler would publish is never published.
+    // A duplicate publishes nothing.
     assert_eq!(process(&consumer, messages).await, [Kind::Duplicate; 2]);
     assert_eq!(everything(&fixture).await.len(), 6);
     assert_eq!(fixture.spy.appended.get(), 1, "one append a unit");
@@ -154,7 +154,7 @@ pub async fn a_handler_that_publishes_nothing_appends_nothing<T: StoreUnderTest>
     assert!(everything(&fixture).await.is_empty());
 }
 
-/// What a unit by hand appends.
+/// The append of a unit that is made by hand.
 pub(super) fn appended(registered: &Registered, to: DestinationId, key: &str, event: Event) -> Appended {
     let mut appended = Appended::default();
     let event = NewEvent::plain(registered.scope, to, key_from(key), event).unwrap();
@@ -191,7 +191,7 @@ pub(super) async fn unit<T: StoreUnderTest>(
     panic!("the third unit is told to run again too");
 }
 
-/// O1: what a unit appended goes with the unit, rolled back or dropped.
+/// O1: the events of a unit go with the unit, rolled back or dropped.
 pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -234,7 +234,7 @@ pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
     }
 }
 
-/// O12: what a handler published that failed is not published, and its neighbours' events are.
+/// O12: the events of a failed handler are not published, and its neighbours' are.
 pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -245,7 +245,7 @@ pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(
         let mut events = vec![Event::to("payments").body(body.clone())];
         // The second is refused, and so the message fails although its handler might not look.
         events.extend((body == "bad").then(|| Event::to("payments")));
-        // As is one for a destination that nobody has declared.
+        // As is one for an undeclared destination.
         events.extend((body == "astray").then(|| Event::to("nowhere")));
         Ok(events)
     };
@@ -262,7 +262,7 @@ pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(
     assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["1", "3"]);
 }
 
-/// The rows are the same, and in the same order, whatever kind of handler publishes them.
+/// Every kind of handler publishes the same rows, in the same order.
 pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -318,7 +318,7 @@ pub async fn o15_two_scopes_and_two_destinations_with_one_key_are_four_events<T:
     assert_eq!(all, wanted.map(|(place, name)| (place, name.to_owned(), "order-1".to_owned())));
 }
 
-/// O6: the same event again, as after a `forget`, is nothing new while it waits; another body under its key is told apart,
+/// O6: the same event again, as after a `forget`, is nothing new while it waits; another body under its key is a conflict,
 /// and nothing of that unit is committed (O7).
 pub async fn o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
@@ -330,7 +330,7 @@ pub async fn o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict
     let first = appended(&registered, ids[0], "event-2", event("1"));
     unit(&fixture, &registered, "order-1", &first).await.unwrap();
     unit(&fixture, &registered, "order-2", &first).await.unwrap();
-    // Places are those of the caller, in whatever order the rows are written.
+    // Places are those of the caller, in any order of writing the rows.
     let mut others = appended(&registered, ids[0], "event-3", event("3"));
     others.events.push(appended(&registered, ids[0], "event-2", event("2")).events.remove(0));
     others.events.push(appended(&registered, ids[0], "event-1", event("0")).events.remove(0));
@@ -366,7 +366,8 @@ pub async fn o7_another_event_of_a_message_that_runs_again_is_a_conflict<T: Stor
     assert_eq!(fixture.effects().await.len(), 1, "the second run's effect was rolled back");
 }
 
-/// O6: so it is with a batch, and with one of which another message is new: nobody is charged for what was there already.
+/// O6: so it is with a batch, and with one of which another message is new: no message is charged for events that were
+/// there already.
 pub async fn o6_a_batch_that_runs_again_publishes_what_is_new<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

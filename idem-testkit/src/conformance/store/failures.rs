@@ -162,7 +162,7 @@ pub(super) async fn take<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered
     within("taking replays", fixture.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
 }
 
-/// A dead letter keeps its facts, whatever its reason; one without key and hash too.
+/// A dead letter keeps its facts, for every reason; one without key and hash too.
 pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
@@ -346,7 +346,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
             store_dead_letter(&fixture, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id,
         );
     }
-    assert!(take(&fixture, &registered).await.is_empty(), "nobody has asked yet");
+    assert!(take(&fixture, &registered).await.is_empty(), "no replay was asked for yet");
     assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
     let mut replays = take(&fixture, &registered).await;
     replays.sort_by_key(|replay| replay.id);
@@ -440,7 +440,7 @@ pub async fn an_abandoned_replay_is_taken_after_a_while<T: StoreUnderTest>(subje
     assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
 }
 
-/// A dead letter whose payload was not kept is never handed out, because what it would run is another message.
+/// A dead letter whose payload was not kept is never handed out, because without its payload it would be another message.
 pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

@@ -320,7 +320,7 @@ pub(super) async fn decide<S: Store>(
     decided.into_iter().map(|(_, decision)| decision).collect()
 }
 
-/// Redelivers what was not settled, as a broker does, until everything is; at most ten times.
+/// Redelivers unsettled messages, as a broker does, until all are settled; at most ten times.
 pub(super) async fn redeliver<S: Store>(consumer: &DedupConsumer<S>, mut messages: Vec<Message>) {
     for _ in 0..10 {
         let kinds = process(consumer, messages.clone()).await;
@@ -365,5 +365,5 @@ pub(super) fn registration(name: &str) -> Registration {
     .version("1".to_owned())
 }
 
-/// A scope that nobody uses.
+/// An unused scope.
 pub(super) const NO_SCOPE: ScopeId = ScopeId(i32::MAX);

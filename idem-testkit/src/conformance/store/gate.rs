@@ -48,7 +48,7 @@ impl Gate {
         let _ = within(&format!("{count} arrivals at a gate"), wait).await;
     }
 
-    /// Lets everybody go on, now and later.
+    /// Lets all waiters go on, now and later.
     pub(super) fn open(&self) {
         self.0.open.send_replace(true);
     }

@@ -35,13 +35,13 @@
 //!     Fresh(Arc::new(MemoryStore::new()))
 //! }
 //!
-//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! // Makes one test a case, in a module of its own so that their names do not clash with others.
 //! mod conformance {
 //!     idem_testkit::store_conformance!(super::fresh);
 //! }
 //! ```
 //!
-//! Cases run through the engine where the engine is what stands between a store and a user, and by hand where a
+//! Cases run through the engine where the engine stands between a store and a user, and by hand where a
 //! contract of a trait can be seen only there. They wait for events, never for time, and read effects back from the
 //! database. Ids such as A12 in their documentation are rows of the [failure modes], which say what goes wrong and what idem
 //! does about it.

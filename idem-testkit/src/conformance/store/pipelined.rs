@@ -49,8 +49,8 @@ fn many() -> Vec<String> {
     (0..20).map(|number| format!("order-{number:02}")).collect()
 }
 
-/// The setting is refused for what it cannot mean: calls beyond the transaction, a batch handler, nobody at once, and
-/// a store that does not share its transaction.
+/// The setting is refused where it has no meaning: calls beyond the transaction, a batch handler, zero at once, and a
+/// store that does not share its transaction.
 pub async fn handlers_at_once_are_refused_where_they_cannot_be<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let builder = || fixture.builder("orders", write).handlers(Concurrency::pipelined());
@@ -120,7 +120,7 @@ pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject
     let call = tokio::spawn(async move { process(&consumer, messages).await });
     gate.arrived(2).await;
     fixture.assert_effects([]).await;
-    assert_eq!(fixture.runs.all(), ["a-1", "b-1", "c"], "nobody overtakes in an ordering key, and others do not wait");
+    assert_eq!(fixture.runs.all(), ["a-1", "b-1", "c"], "none overtakes in an ordering key, and others do not wait");
     gate.open();
     assert_eq!(call.await.unwrap(), [Kind::Processed; 6]);
     let runs = fixture.runs.all();
@@ -129,8 +129,8 @@ pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject
     fixture.assert_effects(["a-1", "a-2", "a-3", "b-1", "b-2", "c"].map(|key| (key, "p"))).await;
 }
 
-/// At the first failure no further handler begins; those that run end before the transaction does, and nobody else is
-/// charged. Then the messages run again, each alone.
+/// At the first failure no further handler begins; those that run end before the transaction does, and no other message
+/// is charged. Then the messages run again, each alone.
 pub async fn nobody_begins_after_a_failure_and_all_end_before_the_rollback<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let gate = Gate::new();
@@ -201,8 +201,8 @@ pub async fn a_late_handler_among_handlers_at_once_charges_its_own_message<T: St
     assert!(matches!(&failed, Decision::Failed(failure) if failure.reason == Reason::Deadline), "{failed:?}");
 }
 
-/// A12: what belongs to the transaction or the session is refused before it is sent: one handler's ROLLBACK TO would
-/// undo its neighbours' writes without a word, and its COMMIT would end them. Here it tries and does not care.
+/// A12: a statement that concerns the transaction or the session is refused before it is sent: one handler's ROLLBACK TO
+/// would undo its neighbours' writes silently, and its COMMIT would end them. Here it tries and does not care.
 pub async fn what_belongs_to_all_is_out_of_one_handlers_reach<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let actions = [
@@ -224,7 +224,7 @@ pub async fn what_belongs_to_all_is_out_of_one_handlers_reach<T: StoreUnderTest>
     let Some(consumer) = at_once(&fixture, 100, plan) else { return };
     let keys = many();
     assert_eq!(process(&consumer, keys.iter().map(|key| msg(key, "paid"))).await, vec![Kind::Processed; 20]);
-    assert_eq!(fixture.runs.all().len(), 20, "nothing was spoilt, so nobody ran twice");
+    assert_eq!(fixture.runs.all().len(), 20, "nothing was spoilt, so no message ran twice");
     fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 

@@ -1,4 +1,4 @@
-//! How long records are kept, and what stands in for a record that is not there.
+//! How long records are kept, and the stand-ins for a record that is not there.
 
 use std::time::{Duration, SystemTime};
 
@@ -75,7 +75,7 @@ pub async fn an_expired_record_counts_until_it_is_removed<T: StoreUnderTest>(sub
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// C1, C4: cleanup removes what has expired and nothing else; what it removed runs again as new.
+/// C1, C4: cleanup removes what has expired and nothing else; a message whose record it removed runs again as new.
 pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let keeping = |retention| fixture.builder("orders", write).retention(retention).build().unwrap();
@@ -95,7 +95,7 @@ pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &
     assert_eq!(process(&short, again).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate, Kind::Duplicate]);
 }
 
-/// C4: a step of cleanup removes no more rows than it is told to, and the steps come to an end.
+/// C4: a step of cleanup removes no more rows than its limit, and the steps come to an end.
 pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
@@ -115,7 +115,7 @@ pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     assert!(fixture.recorded().await.is_empty());
 }
 
-/// C4: it can be seen what a cycle would remove, how far behind cleanup is, and who came last.
+/// C4: operators can see how much a cycle would remove, how far behind cleanup is, and who cleaned last.
 pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
@@ -138,7 +138,7 @@ pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(su
     assert!(last.is_some_and(|last| !last.who.is_empty() && last.ago < HOUR));
 }
 
-/// S4: a key whose text was erased is still told by its id: a duplicate, or a conflict, and never a collision.
+/// S4: a key whose text was erased is still recognized by its id: a duplicate, or a conflict, and never a collision.
 pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(write);
@@ -216,8 +216,7 @@ pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T)
         .await;
 }
 
-/// A27: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
-/// runs.
+/// A27: the table is gone during a claim and back later: no message is charged, and the redelivery runs.
 pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let consumer = fixture.consumer(write);
@@ -310,7 +309,7 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
     assert_eq!(fixture.recorded().await.len(), 2006);
 }
 
-/// C7: what failed has left no record, so that its replay runs; what was handled is a duplicate in every replay.
+/// C7: a failed message has left no record, so that its replay runs; a handled one is a duplicate in every replay.
 pub async fn a_failure_leaves_no_record_in_the_way_of_its_replay<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let failing = fixture.consumer(|_, _| vec![super::fixture::Step::Write(""), super::fixture::Step::FailForGood]);

@@ -74,7 +74,7 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     slow.append(&appended(&registered, ids[0], "slow", Event::to("payments").body("slow"))).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("fast", None)]).await;
     let fast = next(&*outbox, ids[0]).await;
-    assert_eq!(bodies(&fast), ["fast"], "what is not committed is not answered");
+    assert_eq!(bodies(&fast), ["fast"], "an uncommitted event is not answered");
     settle(&*outbox, ids[0], fast[0].number, EventEnd::Published).await;
     slow.commit().await.unwrap();
     let late = next(&*outbox, ids[0]).await;
@@ -82,7 +82,7 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     assert!(late[0].number < fast[0].number, "the case proves nothing: {late:?}");
 }
 
-/// Contract 2: the events of one unit go in the order in which they were published, whatever their ids.
+/// Contract 2: the events of one unit go in the order in which they were published, with any ids.
 pub async fn events_of_one_unit_keep_their_order<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -99,7 +99,7 @@ pub async fn events_of_one_unit_keep_their_order<T: StoreUnderTest>(subject: &T)
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), keys);
 }
 
-/// Contract 2: what follows one that waits, in its ordering key, waits with it; others do not.
+/// Contract 2: events behind a waiting one, in its ordering key, wait with it; others do not.
 pub async fn what_waits_holds_its_ordering_key_back<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -154,7 +154,7 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     let failed_ones = outbox.events(Some(DESTINATIONS[0]), Some(Failed), 10).await.unwrap();
     assert_eq!((failed_ones.len(), failed_ones[0].error.as_deref()), (2, Some("never")));
     assert_eq!((failed_ones[0].event.payload.len(), failed_ones[0].payload_bytes), (0, 2));
-    // What is behind cannot be retried: it does not wait for itself.
+    // The blocked events cannot be retried: they do not wait for themselves.
     assert_eq!(within("retrying", outbox.retry(&[numbers[0], numbers[1]])).await.unwrap(), 1);
     let again = next(&*outbox, ids[0]).await;
     assert_eq!((bodies(&again), again[0].attempts), (vec!["a1".to_owned()], 0));
@@ -165,7 +165,7 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2", "a4"]);
 }
 
-/// Contract 3 and 4: what is published is gone, and nothing brings it back.
+/// Contract 3 and 4: a published event is gone, and nothing brings it back.
 pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -270,7 +270,7 @@ pub async fn one_relay_at_a_time_has_a_destination<T: StoreUnderTest>(subject: &
     assert_eq!(lease("three").await, Leased::Mine);
 }
 
-/// What waits for the first of the destinations.
+/// The backlog of the first of the destinations.
 async fn first_of(outbox: &dyn Outbox, consumer: Option<&ConsumerName>) -> OutboxBacklog {
     let all = within("the backlog", outbox.backlog(consumer)).await.unwrap();
     all.into_iter().find(|backlog| backlog.destination == DESTINATIONS[0]).unwrap()
@@ -294,7 +294,7 @@ pub async fn a_destination_is_declared_once<T: StoreUnderTest>(subject: &T) {
     assert_eq!(names, [DESTINATIONS[1], DESTINATIONS[0], "third"], "by name");
 }
 
-/// What waits is counted for each destination, and for one writer where it is asked for.
+/// The backlog is counted for each destination, and for one writer on request.
 pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -323,8 +323,8 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
 }
 
-/// O25: a relay whose lease ran out has noted nothing of what it had in hand. Whatever might go by then, and has no outcome, may have
-/// been sent since it might.
+/// O25: a relay whose lease ran out has recorded nothing about the events in its hands. Every event that was free to go by
+/// then, and has no outcome, may have been sent since.
 pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

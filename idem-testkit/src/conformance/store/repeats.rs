@@ -1,4 +1,4 @@
-//! Repeats: one that is expected is looked up, without a unit, and is told what a claim would tell it.
+//! Repeats: an expected one is looked up, without a unit, and gets the answer that a claim would give.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ fn costs<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> (usize, usize) {
     (fixture.spy.begun.get(), fixture.spy.looked_up.get())
 }
 
-/// V14: whoever had a key before looks its record up and begins no unit, whether it comes for the same or for something else.
+/// V14: a call whose key was used before looks its record up and begins no unit, with the same payload and with another one.
 pub async fn v14_a_repeat_begins_no_unit<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -58,7 +58,8 @@ pub async fn v14_a_repeat_begins_no_unit<T: StoreUnderTest>(subject: &T) {
     fixture.assert_effects([("a", "a")]).await;
 }
 
-/// V14: a first run pays nothing for it. What others have done is claimed, and looked up where such repeats come one after the other.
+/// V14: a first run pays nothing for it. A key that others have used is claimed, and looked up where such repeats come one
+/// after the other.
 pub async fn v14_a_first_run_is_not_looked_up<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -86,7 +87,7 @@ pub async fn v14_a_first_run_is_not_looked_up<T: StoreUnderTest>(subject: &T) {
     assert_eq!(fixture.runs.all().len(), 10);
 }
 
-/// All that a call was told.
+/// The whole answer to a call, as text.
 fn told(answered: &impl fmt::Debug) -> String {
     format!("{answered:?}")
 }
@@ -118,7 +119,7 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
     let silent = fixture.builder("payments", write).build().unwrap();
     super::fixture::process(&silent, [msg("silent", "{}")]).await;
     of_unknown_rule(&fixture).await;
-    // The newest rule binds: what has the older one alone must have been started before.
+    // The newest rule binds: a process that has the older one alone must have been started before.
     let mut olds = Vec::new();
     for _ in 0..2 * CALLS.iter().filter(|(rules, ..)| *rules == Rules::Old).count() {
         let old = plain();
@@ -165,7 +166,7 @@ enum Rules {
     New,
 }
 
-/// Callers with key and payload, and how what they are told begins.
+/// Callers with key and payload, and how their answers begin.
 const CALLS: [(Rules, &str, &str, &str); 11] = [
     (Rules::Old, "done", r#"{"id":1,"at":1}"#, "Ok(Ran"),
     (Rules::Old, "done", r#"{"id":1,"at":2}"#, "Err(Conflict"),
@@ -192,7 +193,7 @@ async fn of_unknown_rule<T: StoreUnderTest>(fixture: &Fixture<'_, T>) {
     within("committing", unit.commit()).await.unwrap();
 }
 
-/// V14: what is held and not committed is not known, and whoever looks does not wait for it.
+/// V14: a key that is held and not committed is unknown, and a look-up does not wait for it.
 pub async fn v14_what_is_not_committed_is_not_known<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {

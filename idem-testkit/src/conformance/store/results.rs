@@ -51,7 +51,7 @@ async fn results<S: Store>(
 ) -> Vec<(Kind, Option<Result<StoredResult, NotKept>>)> {
     let messages: Vec<_> = messages.into_iter().collect();
     let decided = within("processing messages", consumer.process_with_results(messages)).await.unwrap();
-    // Until when it is kept is told of what was read back alone.
+    // Only a result that was read back says until when it is kept.
     let as_handed_in = |stored: StoredResult| StoredResult::new(stored.is_error, stored.result);
     let known = |result: Option<Result<StoredResult, NotKept>>| result.map(|result| result.map(as_handed_in));
     decided.into_iter().map(|Decided { decision, result, .. }| (Kind::of(&decision), known(result))).collect()
@@ -61,7 +61,7 @@ fn ok(text: &str) -> Option<Result<StoredResult, NotKept>> {
     Some(Ok(StoredResult::new(false, answer(text))))
 }
 
-/// V1: what a handler has set is committed with its record, and every repeat gets it byte for byte, in another process too.
+/// V1: a handler's result is committed with its record, and every repeat gets it byte for byte, in another process too.
 pub async fn v1_a_result_is_kept_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -92,10 +92,10 @@ pub async fn v1_a_result_of_a_unit_that_was_rolled_back_is_gone<T: StoreUnderTes
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, ok("second"))]);
 }
 
-/// What work answers in its n-th run.
+/// The answer of work in its n-th run.
 pub(super) type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Send + Sync;
 
-/// What runs work: its savepoint is part of every run.
+/// The runner of the work: a savepoint is part of every run.
 pub(super) fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build_once().unwrap()
@@ -132,7 +132,7 @@ pub(super) fn refusal(_: usize) -> Result<ResultBody, WorkError> {
     Err(WorkError::final_result(answer(&fastrand::u64(..).to_string()).with_status(422)))
 }
 
-/// V1, A5, A6: with a lost answer to the commit the value is the one that is kept, whatever became of the commit.
+/// V1, A5, A6: with a lost answer to the commit the value is the one that is kept, whether or not that commit succeeded.
 pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -150,10 +150,10 @@ pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreU
     fixture.assert_effects([("a", "a"), ("b", "b")]).await;
 }
 
-/// V2: a caller who comes while the first one runs waits for it, and gets its result.
+/// V2: a call that comes while the first one runs waits for it, and gets its result.
 pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    // With a single writer, whoever comes meanwhile waits for any unit, and for no longer than its time-out.
+    // With a single writer, a call waits for any other unit, and for no longer than its time-out.
     if !keeps_results(&fixture) || !fixture.waits_per_key() {
         return;
     }
@@ -250,7 +250,7 @@ pub async fn v5_two_tenants_with_one_key_have_two_results<T: StoreUnderTest>(sub
     }
 }
 
-/// V6, S3: whoever uses a key for another payload is told nothing of what is stored, and it is in the audit trail.
+/// V6, S3: a call that uses a key for another payload learns nothing of the stored result, and is in the audit trail.
 pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -295,7 +295,7 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
     assert!(fixture.effects().await.is_empty());
 }
 
-/// V9: cleanup removes a result with its record and not before, so that what runs again has a result of its own.
+/// V9: cleanup removes a result with its record and not before, so that a message that runs again has a result of its own.
 pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -364,7 +364,7 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     assert!(call("a").await.unwrap().replayed);
 }
 
-/// V10: what a worker has handled that keeps no results is known to have none.
+/// V10: a message that was handled by a worker without results is known to have none.
 pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -392,7 +392,7 @@ pub async fn v11_a_refusal_keeps_its_key_and_takes_effects_back<T: StoreUnderTes
     assert_eq!((fixture.effects().await.len(), fixture.recorded().await), (0, vec!["a".to_owned()]));
     let other = once(&fixture).run_once("a", "other", refusing()).await;
     assert!(matches!(other, Err(RunOnceError::Conflict { .. })), "{other:?}");
-    // Not where nobody said that work may be refused.
+    // Not where the consumer does not say that work may be refused.
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let undeclared = builder.build_once().unwrap().run_once("b", "b", refusing()).await;
     assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("final_errors")));
@@ -412,7 +412,7 @@ pub async fn v11_a_refusal_after_a_failed_statement_is_kept<T: StoreUnderTest>(s
     assert_eq!((fixture.runs.all().len(), fixture.effects().await.len()), (1, 0));
 }
 
-/// V11: of many who ask at once, each to be refused, one runs.
+/// V11: of many calls at once, each to be refused, one runs.
 pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -456,7 +456,7 @@ pub async fn v11_a_refusal_whose_transaction_was_ended_is_not_kept<T: StoreUnder
     }
 }
 
-/// A duplicate whose result nobody wants reads none, and no savepoint is set where nobody may be refused.
+/// A duplicate whose result is not asked for reads none, and no savepoint is set where no work may be refused.
 pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -476,7 +476,7 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
     assert_eq!(fixture.spy.savepoints.get(), 0);
 }
 
-/// A store that keeps no results is refused where somebody asks for them, and final errors wherever handlers are.
+/// A store that keeps no results is refused where results are asked for, and so are final errors where handlers run.
 pub async fn results_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();

@@ -22,7 +22,7 @@ pub enum HandlerAction {
     Commit,
     /// Sends a ROLLBACK of its own (A12).
     Rollback,
-    /// Sends a COMMIT and then a BEGIN, whatever became of the first, so that a transaction is open again (A12).
+    /// Sends a COMMIT and, even if it fails, a BEGIN, so that a transaction is open again (A12).
     CommitAndBegin,
     /// Runs a statement that the database refuses, such as one that breaks a unique key, and answers with its error
     /// (A9). The effect's payload is among its values, so that one sees whether the error's text quotes it (S4). Where
@@ -98,14 +98,14 @@ impl Arrangement {
 #[error("this database does not offer that")]
 pub struct NotOffered;
 
-/// A store with a fresh database of its own, and what the suite needs to look into it.
+/// A store with a fresh database of its own, and the means by which the suite looks into it.
 ///
 /// The factory that is given to [`store_conformance!`](crate::store_conformance) makes one for each case: an empty
 /// database with idem's schema and a table of the suite's own for [`Effect`]s.
 ///
 /// # Contract
-/// 1. [`Self::effects`], [`Self::recorded`] and [`Self::audited`] read what is *committed*, over a connection that
-///    belongs to nobody else. A counter in the process would also pass if a commit had been lost.
+/// 1. [`Self::effects`], [`Self::recorded`] and [`Self::audited`] read what is *committed*, over a connection of their own. A
+///    counter in the process would also pass if a commit had been lost.
 /// 2. An action that [`Self::offers`] or [`Self::arranges`] denies is refused by [`Self::act`] and [`Self::arrange`]; the suite
 ///    checks it. The others do what their documentation says.
 pub trait StoreUnderTest: Sized + Send + Sync + 'static {
@@ -160,7 +160,7 @@ pub trait StoreUnderTest: Sized + Send + Sync + 'static {
         std::future::ready(None)
     }
 
-    /// Removes the database. Called after a case that went well; what a red case leaves is kept for a look at it.
+    /// Removes the database. Called after a case that went well; the database of a red case is kept for a look at it.
     fn discard(self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

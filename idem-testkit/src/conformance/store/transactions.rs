@@ -58,12 +58,13 @@ pub async fn swallowed_sql_error_in_mid_batch_loses_nothing<T: StoreUnderTest>(s
         .await;
 }
 
-/// A11: an error that nobody read spoils the transaction all the same.
+/// A11: an unread error spoils the transaction all the same.
 pub async fn unread_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
     swallowed_is_not_acknowledged(subject, HandlerAction::UnreadFailure).await;
 }
 
-/// A10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.
+/// A10: a unit that a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its
+/// message.
 pub async fn deferred_error_at_commit_is_a_failure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !fixture.offers(HandlerAction::DeferredFailure).await {
@@ -172,8 +173,8 @@ pub async fn a_nested_rollback_keeps_what_is_around_it<T: StoreUnderTest>(subjec
     fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
-/// A25: when the connection was killed, that is what failed, whatever the handler made of the error: handed
-/// on, put into words of its own, called permanent, or swallowed. The redelivery runs.
+/// A25: when the connection was killed, the failure counts as the connection's even if the handler hides the error:
+/// handed on, put into words of its own, called permanent, or swallowed. The redelivery runs.
 pub async fn a_killed_connection_is_infrastructure_whatever_the_handler_says<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let kill = HandlerAction::KillConnection;
@@ -211,7 +212,8 @@ pub async fn a_blocked_statement_ends_with_the_deadline<T: StoreUnderTest>(subje
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// Contract of UnitOfWork 1: nobody sees effects or record before the commit, and everybody sees both after it.
+/// Contract of UnitOfWork 1: no other session sees effects or record before the commit, and every one sees both after
+/// it.
 pub async fn nothing_is_visible_before_the_commit<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let gate = Gate::new();
@@ -225,7 +227,7 @@ pub async fn nothing_is_visible_before_the_commit<T: StoreUnderTest>(subject: &T
     fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-/// S4: what is said of a failed statement holds no value of the message.
+/// S4: the error of a failed statement holds no value of the message.
 pub async fn an_errors_text_quotes_no_payload<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !fixture.offers(HandlerAction::FailingStatement).await {

@@ -1,7 +1,7 @@
 //! The store beside its twin: the same operations, drawn from a seed, on the store under test and on a [`MemoryStore`], with
 //! equal answers after each. The simulation runs on the twin, so a twin that differs hides a defect, as would a store.
 //!
-//! A difference is made smaller by leaving steps out, and told as the steps that are left.
+//! A difference is made smaller by leaving steps out, and reported as the steps that are left.
 
 mod draw;
 mod memory;
@@ -23,7 +23,7 @@ const STEPS: usize = 40;
 /// Runs at most that make a difference smaller.
 const SHRINKS_MAX: usize = 150;
 
-/// What the two have answered where they differ.
+/// The answers of the two where they differ.
 struct Difference {
     /// The step after which it was seen.
     at: usize,

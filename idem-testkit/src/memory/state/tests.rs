@@ -6,7 +6,7 @@ use super::*;
 
 const ORDERS: [Order; 3] = [Order::None, Order::ByKey, Order::ByKeyOneAtATime];
 
-/// Whatever is published, delivered, settled, released, revoked and expired in whatever order: nothing is lost, nothing
+/// Messages are published, delivered, settled, released, revoked and expired in any order: nothing is lost, nothing
 /// is in two places, the numbers add up, and a key's order and exclusiveness hold.
 #[tokio::test(start_paused = true)]
 async fn random_histories_keep_every_invariant() {
@@ -57,7 +57,7 @@ fn random_history(mut queue: QueueState, rng: &mut fastrand::Rng, order: Order) 
         assert_eq!(stats.unsettled(), queue.entries.len() as u64);
         assert_eq!(queue.bytes, queue.entries.values().map(|entry| entry.message.bytes()).sum::<usize>());
     }
-    // When everybody goes and time passes, all that is not done can be delivered, and then the queue is empty.
+    // When all consumers leave and time passes, all that is not done can be delivered, and then the queue is empty.
     queue.end_assignment(1);
     queue.end_assignment(2);
     now += Duration::from_secs(60);

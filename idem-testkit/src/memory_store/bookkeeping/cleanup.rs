@@ -51,8 +51,8 @@ impl Cleaner for MemoryCleaner {
     }
 }
 
-/// Runs, units and lines of the audit trail take no room here that anybody would miss, so they have no end; and nobody
-/// forgets records here.
+/// Runs, units and lines of the audit trail take little room here, so they have no end; and records are never forgotten
+/// here.
 impl State {
     fn expired(&self, kind: Expiring, kept: Duration) -> u64 {
         let count = match kind {
@@ -99,7 +99,7 @@ impl State {
 }
 
 impl DeadLetterRow {
-    /// What awaits a replay stays, however old.
+    /// A row that awaits a replay stays, however old.
     fn is_done(&self, kept: Duration, now: SystemTime) -> bool {
         self.replay == ReplayState::Idle && is_old(self.last_at, kept, now)
     }

@@ -29,7 +29,7 @@ pub(super) fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// What a database keeps of a message, with this payload.
+/// The message as a database keeps it, with this payload.
 fn stored_message(message: &Message, payload: Option<Bytes>) -> Message {
     let mut stored = payload.map_or_else(Message::tombstone, Message::new);
     stored =
@@ -50,7 +50,7 @@ fn stored_message(message: &Message, payload: Option<Bytes>) -> Message {
 }
 
 impl DeadLetterRow {
-    /// What its row would take.
+    /// The size that its row would have.
     pub(super) fn bytes(&self) -> u64 {
         let payload = self.message.payload().map_or(0, Bytes::len);
         let headers = self.message.headers().bytes();
@@ -83,7 +83,7 @@ pub(super) enum ReplayState {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeptDeadLetter {
-    /// What [`dead_letters`](idem_core::store::Bookkeeping::dead_letters) says of it.
+    /// The row as [`dead_letters`](idem_core::store::Bookkeeping::dead_letters) lists it.
     pub row: StoredDeadLetter,
     /// Its scope.
     pub scope: ScopeId,

@@ -1,4 +1,4 @@
-//! A store whose consumer publishes, and destinations that do as they are told.
+//! A store whose consumer publishes, and destinations that follow a script.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -92,7 +92,7 @@ pub(crate) fn running(relay: Relay) -> JoinHandle<Result<(), idem_core::outbox::
     tokio::spawn(relay.run(std::future::pending()))
 }
 
-/// What a destination does with an event.
+/// The reaction of a destination to an event.
 #[derive(Debug, Clone)]
 pub(crate) enum Does {
     /// It is kept and not confirmed, for ever.
@@ -160,7 +160,7 @@ impl Topic {
         self.kept().arrived.clone()
     }
 
-    /// What has arrived, each once.
+    /// The events that have arrived, each once.
     pub(crate) fn set(&self) -> BTreeSet<String> {
         self.arrived().into_iter().collect()
     }

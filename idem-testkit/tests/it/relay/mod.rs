@@ -37,7 +37,8 @@ async fn every_event_arrives_once_and_in_order_and_the_outbox_is_empty() {
     assert_eq!(fixture.outbox().backlog(None).await.unwrap()[0].relayed_by, None, "the lease was released");
 }
 
-/// O2: what was sent and not confirmed when its relay dies is sent again under its id; another relay goes on within 2 s.
+/// O2: an event that was sent and not confirmed when its relay dies is sent again under its id; another relay goes on within 2
+/// s.
 #[tokio::test(start_paused = true)]
 async fn o2_a_relay_that_dies_before_the_confirmation_leaves_a_copy_and_no_hole() {
     let fixture = Fixture::new();
@@ -88,7 +89,7 @@ async fn o4_a_relay_that_publishes_late_sends_copies_and_does_no_other_harm() {
     let fixture = Fixture::new();
     fixture.commit_many("a", 0..3).await;
     let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
-    // What a frozen relay had in hand.
+    // The events in the hands of a frozen relay.
     let taken = fixture.outbox().next(id, 10, 1 << 20).await.unwrap();
     let topic = Topic::new();
     let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
@@ -130,8 +131,8 @@ async fn o8_a_poison_event_waits_for_a_person_and_the_others_go() {
     run.abort();
 }
 
-/// O9: an outage of the broker charges nobody however long it lasts, marks a bounded number of events, and what comes
-/// afterwards goes at once.
+/// O9: an outage of the broker charges no attempts however long it lasts, marks a bounded number of events, and later events go
+/// at once.
 #[tokio::test(start_paused = true)]
 async fn o9_an_hours_outage_charges_nobody_and_drains() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -160,7 +161,8 @@ async fn o9_an_hours_outage_charges_nobody_and_drains() {
     run.abort();
 }
 
-/// A destination that refuses everything, as where a topic is not there: nobody is charged or noted, and it goes on by itself.
+/// A destination that refuses everything, as where a topic is not there: no event is charged or noted, and it goes on by
+/// itself.
 #[tokio::test(start_paused = true)]
 async fn o9_a_destination_that_refuses_all_is_waited_for() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -248,7 +250,7 @@ async fn o16_an_endpoint_that_hangs_holds_no_other_back() {
     run.abort();
 }
 
-/// O16: the trouble of a destination is nobody else's.
+/// O16: the trouble of a destination does not affect the others.
 #[tokio::test(start_paused = true)]
 async fn o16_a_destination_in_trouble_holds_no_other_back() {
     let (fixture, a, b) = (Fixture::new(), Topic::new(), Topic::new());
@@ -267,7 +269,7 @@ async fn o16_a_destination_in_trouble_holds_no_other_back() {
     run.abort();
 }
 
-/// O24: whatever fails, the first copies of one ordering key arrive in the order of their commits.
+/// O24: under any failure, the first copies of one ordering key arrive in the order of their commits.
 #[tokio::test(start_paused = true)]
 async fn o24_first_copies_of_a_key_arrive_in_order_whatever_fails() {
     let (fixture, mut topic) = (Fixture::new(), Topic::new());
@@ -342,7 +344,7 @@ async fn o25_an_event_whose_first_copy_is_old_is_left_to_a_person() {
 
 /// Another event comes, and an hour later this relay: it leaves the one from before to a person.
 async fn the_first_is_stale_an_hour_later(fixture: &Fixture, relay: idem_core::Relay) {
-    // Behind the end of the first relay's lease: what could go before may have been in its hands.
+    // Behind the end of the first relay's lease: an event that could go before may have been in its hands.
     sleep(Duration::from_secs(2)).await;
     fixture.commit_many("a", 1..2).await;
     sleep(Duration::from_secs(60 * 60)).await;
@@ -399,8 +401,8 @@ async fn o25_an_event_that_a_relay_died_with_may_have_been_sent() {
     assert_eq!(topic.arrived(), ["0", "1"], "nobody had the second one in hand");
 }
 
-/// O25: a relay that ends without having noted what became of an event leaves its lease to run out, or the next one would take it for
-/// one that has nothing in hand.
+/// O25: a relay that ends without having noted the outcome of an event leaves its lease to run out, or the next one would
+/// assume that it had no events in hand.
 #[tokio::test(start_paused = true)]
 async fn o25_a_relay_that_could_not_note_an_outcome_does_not_release_its_destination() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
@@ -478,7 +480,7 @@ fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
     assert!(refused(lease).contains("300 ms to 60 s"));
 }
 
-/// What a destination lacks of 20 events after the first relay has died while they were on their way.
+/// How many of 20 events a destination lacks after the first relay has died while they were on their way.
 async fn lost_with_a_death() -> usize {
     let fixture = Fixture::new();
     fixture.commit_many("a", 0..20).await;
@@ -510,7 +512,7 @@ async fn o2_a_relay_that_marks_first_is_found() {
     assert_eq!(lost, 12);
 }
 
-/// O3: what was confirmed and could not be noted is noted once the database answers again; it is no copy.
+/// O3: a confirmed event that could not be noted is noted once the database answers again; it is no copy.
 #[tokio::test(start_paused = true)]
 async fn o3_a_confirmation_outlives_an_outage_of_the_database() {
     let (fixture, topic) = (Fixture::new(), Topic::new());

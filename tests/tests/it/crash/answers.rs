@@ -1,4 +1,4 @@
-//! Processes that ask for the same operations, and die: whoever was told an answer was told the same one.
+//! Processes that ask for the same operations, and die: every answer to an operation is the same one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! What one row of the matrix plays on: a database, a broker on a socket, what was published, one consumer at a time.
+//! The setting of one row of the matrix: a database, a broker on a socket, the published messages, one consumer at a
+//! time.
 
 use std::path::PathBuf;
 
@@ -38,7 +39,7 @@ impl Fixture {
     pub(crate) async fn new(name: &str, kind: Kind, batch: usize, options: QueueOptions) -> Self {
         let turn = ROWS.acquire().await.unwrap();
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("crash").join(name);
-        // What an earlier run left there says nothing about this one.
+        // Files of an earlier run say nothing about this one.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         let mut rng = idem_testkit::rng(name);
@@ -75,7 +76,7 @@ impl Fixture {
         Self { plan, database, queue, dead, ledger, producer, rng, folder, children, _server, _turn }
     }
 
-    /// Where its logs are, and whatever else goes with it.
+    /// The folder of its logs and other files.
     pub(crate) fn folder(&self) -> &std::path::Path {
         &self.folder
     }
@@ -109,7 +110,7 @@ impl Fixture {
     /// Takes everything down; a row that failed does not get here.
     pub(crate) async fn remove(self) {
         self.database.remove().await;
-        // Only logs of rows that failed are of use to anybody.
+        // Only logs of rows that failed are of use.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

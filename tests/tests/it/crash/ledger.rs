@@ -1,4 +1,4 @@
-//! What was published, what must have become of it, and whether it did.
+//! The published messages, the fate that each must have, and the check of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -11,7 +11,7 @@ use idem_tests::plan::{Act, Payment};
 
 use crate::support::database::{Database, Effect};
 
-/// What a producer sends.
+/// A message of a producer.
 #[derive(Debug, Clone)]
 pub(crate) enum Body {
     Payment(Payment),
@@ -29,7 +29,7 @@ pub(crate) struct Sent {
     pub(crate) body: Body,
 }
 
-/// What was published to one queue, with the origins that the broker gave.
+/// The messages that were published to one queue, with the origins that the broker gave.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     sent: Vec<(String, Sent)>,
@@ -41,7 +41,7 @@ pub(crate) struct Ledger {
     pub(crate) abort_attempts: u32,
 }
 
-/// What a message must have come to.
+/// The fate that a message must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Acknowledged,
@@ -86,7 +86,7 @@ impl Ledger {
         self.sent.push((origin.as_str().to_owned(), sent));
     }
 
-    /// What was sent so far.
+    /// The messages so far.
     pub(crate) fn sent(&self) -> impl Iterator<Item = &Sent> {
         self.sent.iter().map(|(_, sent)| sent)
     }
@@ -247,7 +247,7 @@ fn check_settled(fates: &[(&str, &Sent, Fate)], queue: &Queue, wrong: &mut Vec<S
     }
 }
 
-/// What makes dead letters copies of each other: key, reason and payload; without a key, where they come from.
+/// The parts that copies of a dead letter have in common: key, reason and payload; without a key, where they come from.
 fn content<'a>(origin: &str, sent: &'a Sent, reason: Reason) -> (Option<&'a str>, &'static str, String) {
     let (key, payload) = match &sent.body {
         Body::Payment(payment) => (Some(&*sent.key), format!("{payment:?}")),

@@ -80,7 +80,7 @@ impl Row {
         // In batch mode the first five of a lane are alone, and some batches follow on the lane with more messages.
         let units = match self.batch {
             1 => 14,
-            // Some of its messages are told from memory, without a unit.
+            // Some of its messages are recognized from memory, without a unit.
             _ if self.kind == Kind::TokioPostgresTogether => 5,
             _ => 11,
         };

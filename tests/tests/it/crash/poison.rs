@@ -41,7 +41,7 @@ impl Poison {
             fixture.ledger.publish(&fixture.queue, sent);
         }
         let mut deaths = 0;
-        // One death more than attempts where the first was in a batch, which counts nobody.
+        // One death more than attempts where the first was in a batch, which counts no attempt.
         for _ in 0..=self.attempts {
             let plan = fixture.plan.clone();
             let ended = fixture.start(&plan, "").ended().await?;

@@ -1,5 +1,5 @@
-//! A relay that is killed at each of its failpoints, and one that stands still for twice its deadline. What it relays to is a
-//! file, which outlives it; the brokers have the black-box tests of the workers.
+//! A relay that is killed at each of its failpoints, and one that stands still for twice its deadline. It relays to a file,
+//! which outlives it; the brokers have the black-box tests of the workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -36,7 +36,7 @@ enum Fate {
 struct Row {
     fixture: Fixture,
     told: PathBuf,
-    /// What was in the outbox before anybody relayed it, in the order of its numbers.
+    /// The events in the outbox before any relay, in the order of their numbers.
     committed: Vec<Told>,
 }
 
@@ -46,7 +46,7 @@ impl Row {
         Plan { relay: Some(relay), ..self.fixture.plan.clone() }
     }
 
-    /// Commits the events of a wave, which nobody relays yet.
+    /// Commits the events of a wave, before any relay runs.
     async fn commit(&mut self) -> Result<(), String> {
         self.fixture.publish_wave();
         let plan = self.fixture.plan.clone();
@@ -140,7 +140,7 @@ async fn run(kind: Kind, fate: Fate, name: &str) -> Result<(), String> {
     }
     let copies = row.check().await?;
     match fate {
-        // Between what the destination has and what the outbox knows, and nowhere else.
+        // Between the arrival at the destination and the note in the outbox, and nowhere else.
         Fate::At(failpoint::RELAY_TAKEN | failpoint::RELAY_SETTLED) if copies > 0 => {
             return Err(format!("{copies} copies, and none was necessary"));
         }

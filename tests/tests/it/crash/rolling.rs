@@ -23,7 +23,7 @@ use crate::support::{
 const UP: &str = "CREATE TABLE {schema}.notes (message_key text NOT NULL);
 ALTER TABLE {schema}.processed_messages ADD note text;";
 
-/// It refuses to drop what somebody has written.
+/// It refuses to drop rows that were written.
 const DOWN: &str = "DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM {schema}.notes) THEN

@@ -1,4 +1,4 @@
-//! What producers send between two crashes.
+//! The messages of producers between two crashes.
 
 use fastrand::Rng;
 use idem_testkit::memory::Queue;

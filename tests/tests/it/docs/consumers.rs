@@ -1,4 +1,4 @@
-//! The consumers of `docs/guide/handlers-and-effects.md`. What the page shows of them is in this file, and runs.
+//! The consumers of `docs/guide/handlers-and-effects.md`. The page's code is in this file, and runs.
 
 use idem_core::{
     Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Origin, Tx,
@@ -90,7 +90,7 @@ async fn an_order_is_paid_once_and_has_one_receipt() {
     place.remove().await;
 }
 
-/// A place in a topic is one message to the broker; what its producer sends again has another place.
+/// A place in a topic is one message to the broker; a second copy of its producer's has another place.
 #[tokio::test]
 async fn a_place_in_a_topic_misses_what_the_producer_sends_again_and_the_orders_id_does_not() {
     let place = FreshPostgres::create("idem_offsets").await;

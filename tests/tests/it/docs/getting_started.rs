@@ -40,7 +40,8 @@ async fn the_page_works_on_sqs_from_its_first_command_to_its_last() {
     works_on("SQS", "aws sqs get-queue-attributes").await;
 }
 
-/// `heard` is what `idem doctor` says of the broker. Only Kafka tells here for how long it may deliver again.
+/// `heard` is what `idem doctor` says of the broker. Of the brokers here, Kafka alone reports for how long it may
+/// deliver again.
 async fn works_on(broker: &str, heard: &str) {
     let name = format!("getting_started_{:08x}", fastrand::u32(..));
     let whole = programs::read("docs/guide/getting-started.md");
@@ -63,7 +64,7 @@ async fn works_on(broker: &str, heard: &str) {
     std::fs::write(&servers, to_ours).unwrap();
     std::fs::set_permissions(&servers, std::fs::Permissions::from_mode(0o755)).unwrap();
 
-    // What a person sees who types it in; a command that fails ends it, and no worker outlives it.
+    // Shows the output that a terminal would show; a failed command ends the script, and no worker outlives it.
     let strict = "exec 2>&1; set -euo pipefail; trap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n";
     let mut shell = Command::new("timeout");
     for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("IDEM_")) {

@@ -1,4 +1,4 @@
-//! What the documentation and the files in `deploy/` say, held against the programs and the database.
+//! Checks the documentation and the files in `deploy/` against the programs and the database.
 
 mod consumers;
 mod deploy;

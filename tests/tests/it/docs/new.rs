@@ -1,4 +1,4 @@
-//! What `idem new` writes: its files parse, and name only what exists. `./test outside` builds and runs it.
+//! The files that `idem new` writes parse, and name only things that exist. `./test outside` builds and runs it.
 
 use std::path::{Path, PathBuf};
 

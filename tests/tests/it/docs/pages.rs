@@ -1,4 +1,4 @@
-//! The pages of `docs`: the guide's commands run, its statements do what is said of them, all links lead somewhere.
+//! The pages of `docs`: the guide's commands run, its statements do what the text says, all links lead somewhere.
 
 use std::path::Path;
 
@@ -119,7 +119,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
     }
 }
 
-/// A worker's page sends people who must act to these, at any hour.
+/// A worker's page links to these for operators, at any hour.
 #[test]
 fn what_a_workers_page_links_to_is_there() {
     let mut links = 0;

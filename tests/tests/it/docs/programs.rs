@@ -36,7 +36,7 @@ pub(super) fn folder() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
-/// What a program answers to these arguments.
+/// The output of a program with these arguments.
 pub(super) async fn output(program: &str, arguments: &[&str]) -> String {
     let path = folder().join(program);
     let output = Command::new(&path).args(arguments).env_clear().output().await;

@@ -1,4 +1,4 @@
-//! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and what can be read back.
+//! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and the rows that can be read back.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     TokioPostgres,
     /// The same, handlers at once.
     TokioPostgresPipelined,
-    /// The same, one batch handler, with the cache of committed keys: what the benchmark's fastest line uses.
+    /// The same, one batch handler, with the cache of committed keys: as the benchmark's fastest line has it.
     TokioPostgresTogether,
     SqliteStore,
 }
@@ -53,8 +53,8 @@ pub(crate) struct Database {
     bookkeeping: Arc<dyn Bookkeeping>,
 }
 
-/// What every database on PostgreSQL here is a copy of: to migrate each takes the server longer than most rows do. It stays for the
-/// next run.
+/// The template of every database on PostgreSQL here: to migrate each takes the server longer than most rows do. It stays for
+/// the next run.
 async fn template() -> &'static str {
     static NAME: OnceCell<String> = OnceCell::const_new();
     let make = async || {
@@ -130,7 +130,7 @@ impl Database {
         }
     }
 
-    /// What the store does outside of units.
+    /// The store's operations outside of units.
     pub(crate) fn bookkeeping(&self) -> &dyn Bookkeeping {
         &*self.bookkeeping
     }
@@ -147,7 +147,7 @@ impl Database {
         SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap()
     }
 
-    /// What handlers wrote, in the order in which they wrote it.
+    /// The effects that handlers wrote, in the order of their writes.
     pub(crate) async fn effects(&self) -> Vec<Effect> {
         let text = "SELECT message_key, sequence, account, cents FROM effects ORDER BY id";
         let rows: Vec<(String, i64, i64, i64)> = match self.postgres().await {
@@ -172,7 +172,7 @@ impl Database {
         }
     }
 
-    /// What waits in the outbox, in the order of its numbers.
+    /// The events that wait in the outbox, in the order of their numbers.
     pub(crate) async fn outbox(&self) -> Vec<Told> {
         let rows: Vec<(String, String, String)> = match self.postgres().await {
             Some(mut connection) => {

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! The code that the tests share.
 
 pub(crate) mod child;
 pub(crate) mod database;

@@ -16,12 +16,12 @@ pub(crate) struct FreshPostgres {
 impl FreshPostgres {
     /// Creates one whose name begins with `label`.
     pub(crate) async fn create(label: &str) -> Self {
-        // A template that somebody is connected to cannot be copied, and nobody connects to this one.
+        // A template with connections cannot be copied, and this one never has any.
         Self::copy_of("template0", label).await
     }
 
-    /// Creates a copy of another one. Commits answer before they are on disk, since the server itself stays up: what clients see
-    /// of each other does not change, and nobody waits for the disk.
+    /// Creates a copy of another one. Commits answer before they are on disk, since the server itself stays up: the clients'
+    /// views do not change, and no commit waits for the disk.
     pub(crate) async fn copy_of(template: &str, label: &str) -> Self {
         let name = format!("{label}_{:08x}", fastrand::u32(..));
         let mut server = server().await;
@@ -53,7 +53,7 @@ impl FreshPostgres {
         format!("{head}://{host}/{}{options}", self.name)
     }
 
-    /// Drops it, whoever is still connected.
+    /// Drops it, even with open connections.
     pub(crate) async fn remove(self) {
         run(&format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
     }

@@ -36,7 +36,7 @@ async fn e10_a_revocation_is_answered_while_there_is_no_room() {
 }
 
 /// A lane that is blocked, messages behind what blocks it, and others that another lane settles meanwhile; then `end`.
-/// What stands before a settled message is finished, what comes after all of them is not begun.
+/// The messages before a settled one are finished, those after all of them are not begun.
 async fn parting(end: impl AsyncFnOnce(&Fixture, Running) -> Option<Running>) {
     let fixture = Fixture::with(QueueOptions::default().order(Order::ByKey).positions(true));
     // Past the messages that run one at a time over all lanes after a start.
@@ -83,8 +83,8 @@ async fn e10_a_drained_assignment_finishes_what_would_bring_settled_messages_bac
     .await;
 }
 
-/// E1: what was received and waits for its share of memory is dropped with its assignment. A copy of it would be a zombie:
-/// the broker delivers it again, to whoever has the assignment now.
+/// E1: a received message that waits for its share of memory is dropped with its assignment. A copy of it would be a
+/// zombie: the broker delivers it again, to the assignment's new holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn e1_what_waits_in_intake_is_dropped_with_its_assignment() {
     let fixture = Fixture::new();
@@ -98,7 +98,7 @@ async fn e1_what_waits_in_intake_is_dropped_with_its_assignment() {
     fixture.script.blocked().await;
     within("the second", fixture.queue.until(|stats| stats.in_flight == 2)).await;
     fixture.queue.revoke(Revoke::Lost);
-    // Intake has heard of it once it takes something in again.
+    // Intake has seen the revocation once it takes in a message again.
     within("the next delivery", fixture.queue.until(|stats| stats.redelivered > 0)).await;
     fixture.script.unblock();
     within("draining the queue", fixture.queue.drained()).await;
@@ -127,8 +127,8 @@ impl Handler<MemoryStore> for Overlaps {
     }
 }
 
-/// D4: a message that was delivered before may be the one that ended a process, so it runs alone in this one: nobody
-/// beside it is charged if it does so again.
+/// D4: a message that was delivered before may be the one that ended a process, so it runs alone in this one: no neighbour
+/// is charged if it does so again.
 #[tokio::test(flavor = "multi_thread")]
 async fn d4_messages_that_were_delivered_before_run_one_at_a_time_in_the_process() {
     let fixture = Fixture::new();

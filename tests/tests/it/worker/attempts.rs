@@ -1,4 +1,4 @@
-//! What an attempt counts for, and when the count ends.
+//! The runs that count as attempts, and the end of the count.
 
 use std::time::Duration;
 

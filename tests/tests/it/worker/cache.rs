@@ -1,4 +1,4 @@
-//! Duplicates that are told from memory, and what makes it forget.
+//! Duplicates that are recognized from memory, and the events that empty it.
 
 use idem_testkit::Decide as _;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn a_duplicate_of_a_committed_key_is_told_from_memory_and_a_conflict_is_no
     assert_eq!(fixture.counted(), [("1".to_owned(), 1)].into());
 }
 
-/// What was read as a duplicate is known committed too; the next process starts with an empty memory.
+/// A duplicate that was read is known to be committed too; the next process starts with an empty memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_was_read_is_remembered() {
     let fixture = Fixture::new();
@@ -72,8 +72,8 @@ async fn another_epoch_empties_the_memory_of_a_running_worker() {
     assert_eq!((summary.duplicates, summary.cache_hits), (1, 0));
 }
 
-/// A record that may be removed before its time in memory is over is not remembered: its duplicate would be told from
-/// memory although the record is gone.
+/// A record that may be removed before its time in memory is over is not remembered: its duplicate would be recognized
+/// from memory although the record is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_expires_soon_is_not_remembered() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What operators set, running workers obey.
+//! Running workers obey the controls that operators set.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ async fn paused(fixture: &Fixture, running: &Running) {
 
 /// B23: a receive that was waiting when the consumer was paused takes nothing in.
 ///
-/// On one thread, so that whoever is woken by a message has had its turn when this task has it again.
+/// On one thread, so that a task that a message wakes has had its turn when this task has it again.
 #[tokio::test]
 async fn b23_a_receive_that_is_under_way_takes_nothing_in_once_the_consumer_is_paused() {
     let fixture = Fixture::new();
@@ -80,7 +80,7 @@ async fn b23_a_receive_that_is_under_way_takes_nothing_in_once_the_consumer_is_p
     assert_eq!(fixture.counted().len(), 51);
 }
 
-/// B23: what is in hand when the consumer is paused is not begun. The unit under way is finished and settled.
+/// B23: messages in hand when the consumer is paused are not begun. The unit under way is finished and settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn b23_lanes_begin_nothing_while_the_consumer_is_paused() {
     let fixture = Fixture::new();
@@ -97,7 +97,7 @@ async fn b23_lanes_begin_nothing_while_the_consumer_is_paused() {
     assert_eq!(fixture.counted(), [("first".to_owned(), 1)].into());
 }
 
-/// G15: what a paused worker has not begun goes back to a broker that counts what is held, from the lanes too, and comes
+/// G15: messages that a paused worker has not begun go back to a broker that counts held ones, from the lanes too, and come
 /// again when the consumer is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_pause_gives_back_what_was_not_begun() {
@@ -118,8 +118,8 @@ async fn g15_a_long_pause_gives_back_what_was_not_begun() {
     assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
-/// G15: what is held goes back too, whether it was held before or failed only then: it would stay in hand for as long as the
-/// pause lasts, and the broker counts that.
+/// G15: held messages go back too, whether they were held before or failed only then: they would stay in hand for as long as
+/// the pause lasts, and the broker counts that.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_what_is_held_goes_back_in_a_long_pause() {
     let fixture = Fixture::new();
@@ -140,7 +140,7 @@ async fn g15_what_is_held_goes_back_in_a_long_pause() {
     assert_eq!(fixture.counted(), [("held".to_owned(), 1), ("running".to_owned(), 1)].into());
 }
 
-/// G15: so does an outage of the database, which charges nobody for it: with one attempt each, nothing is set aside.
+/// G15: so does an outage of the database, which charges no attempts: with one attempt each, nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What is set aside: bad input, conflicts, the breaker, publishing, replays.
+//! Dead letters: bad input, conflicts, the breaker, publishing, replays.
 
 use std::{
     sync::{
@@ -148,7 +148,7 @@ async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
     running.stop().await.unwrap();
 }
 
-/// J57: a topic or queue that confirms nothing, for whatever reason, does not stop a key for ever: the row has the message,
+/// J57: a topic or queue that confirms nothing, for any reason, does not stop a key for ever: the row has the message,
 /// and after the time that a message waits uncharged the row alone is the dead letter.
 #[tokio::test]
 async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
@@ -170,7 +170,7 @@ async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
     assert!(lines.iter().any(|line| line.contains("its row alone has it") && line.contains("expired")), "{lines:?}");
 }
 
-/// J57: what the row does not have is not acknowledged for that.
+/// J57: a message that the row does not have is not acknowledged for it.
 #[tokio::test]
 async fn j57_what_only_a_publisher_could_keep_waits_on() {
     let fixture = Fixture::new();
@@ -250,13 +250,13 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
     assert!(letter.replayed.is_some(), "{letter:?}");
 }
 
-/// A32: what the broker has confirmed is not published again when its original is delivered once more, as after a crash
-/// between the two.
+/// A32: a dead letter that the broker has confirmed is not published again when its original is delivered once more, as
+/// after a crash between the two.
 #[tokio::test(flavor = "multi_thread")]
 async fn a32_a_confirmed_dead_letter_is_not_published_again() {
     let fixture = Fixture::new();
     let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
-    // Nobody learns that the original was settled, so it is delivered again.
+    // The broker does not learn that the original was settled, so it is delivered again.
     fixture.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
     let origin = fixture.publish("1", "permanent");
     // However often it is delivered, it is set aside for the same reason.

@@ -1,5 +1,6 @@
-//! Only evidence makes a failure the database's, or uses up an attempt: whatever a message does to its connection or answers, the
-//! others go on, and it ends as a dead letter. On PostgreSQL, where connections can be lost and claims wait for each other.
+//! Only evidence makes a failure the database's, or uses up an attempt: when a message breaks its connection or answers any
+//! error, the others go on, and it ends as a dead letter. On PostgreSQL, where connections can be lost and claims wait for each
+//! other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +16,7 @@ use tokio::sync::Semaphore;
 use super::fixture::{message, within};
 use crate::support::postgres::FreshPostgres;
 
-/// What the handler does with the message of key `poison`; it writes the others' keys.
+/// The handler's behaviour for the message of key `poison`; it writes the others' keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Poison {
     /// Its statement costs the connection, as one does that the server's memory killer meets.
@@ -103,7 +104,7 @@ async fn d25_an_io_error_of_a_handler_is_not_the_databases() {
     assert_eq!((letter.reason, letter.attempts), (Reason::AttemptsExhausted, 3));
 }
 
-/// D26: what the database cannot serve is waited for, and not for ever.
+/// D26: a message that the database cannot serve waits, and not for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn d26_a_table_that_never_comes_is_charged_after_a_while() {
     let letter = ends(Poison::NoSuchTable, Duration::from_millis(50)).await;
@@ -111,8 +112,8 @@ async fn d26_a_table_that_never_comes_is_charged_after_a_while() {
     assert!(letter.error.contains("42P01"), "{}", letter.error);
 }
 
-/// D29: two workers have a copy each of messages with one attempt, and both stand before the claim, because somebody else has the
-/// keys. Whoever comes to a key then runs its message; none is set aside for an attempt that has not run.
+/// D29: two workers have a copy each of messages with one attempt, and both stand before the claim, because another session has
+/// the keys. The first to get a key then runs its message; none is set aside for an attempt that has not run.
 #[tokio::test(flavor = "multi_thread")]
 async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
     const LANES: usize = 8;

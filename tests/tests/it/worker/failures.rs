@@ -1,4 +1,4 @@
-//! Messages that fail: who runs again, who is charged, and who is not.
+//! Messages that fail: which run again, which are charged, and which are not.
 
 use std::{
     sync::{Arc, Mutex},
@@ -193,8 +193,8 @@ async fn a_batch_answer_of_the_wrong_length_is_permanent() {
     assert!(letter.error.contains("0 answers for 1 messages"), "{}", letter.error);
 }
 
-/// A13, documented and not preventable: what a handler writes over another connection is outside of the promise. It
-/// happens once for every run, where what it writes through its transaction happens once.
+/// A13, documented and not preventable: a handler's writes over another connection are outside of the promise. They
+/// happen once for every run, while those through its transaction happen once.
 struct WritesElsewhere(MemoryStore, Script);
 
 impl Handler<MemoryStore> for WritesElsewhere {

@@ -1,4 +1,4 @@
-//! D38: what is settled is at the broker before a message runs that may kill the process.
+//! D38: settlements are at the broker before a message runs that may kill the process.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use super::{
     fixture::{Fixture, Running, within},
 };
 
-/// What its broker is told, it is told later, if it takes it at all.
+/// A source whose settlements reach the broker later, if at all.
 struct Late {
     inner: MemorySource,
     broker: Arc<LateBroker>,

@@ -1,4 +1,4 @@
-//! The forms of a handler: closures, decoded payloads, fallbacks, boxes, and what runs around them.
+//! The forms of a handler: closures, decoded payloads, fallbacks, boxes, and layers around them.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use super::fixture::{Fixture, Running, drain, message};
 type Answer = Result<(), HandlerError>;
 type MemoryTx<'t> = Tx<'t, MemoryStore>;
 
-/// What a closure captures is there at every call.
+/// The captures of a closure are there at every call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_may_be_a_closure_that_captures() {
     let fixture = Fixture::new();
@@ -66,7 +66,7 @@ async fn a_payload_that_does_not_decode_is_malformed() {
     assert_eq!(told, [(Reason::Malformed, 1), (Reason::Malformed, 1)]);
 }
 
-/// Types that nobody named, and messages without one, go to the fallback; their keys are recorded.
+/// Unnamed types, and messages without one, go to the fallback; their keys are recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fallback_takes_what_has_no_route() {
     let fixture = Fixture::new();
@@ -99,7 +99,8 @@ async fn in_its_own_row(next: Next<'_, MemoryStore>, message: &Message, tx: &mut
     next.run(message, tx).await
 }
 
-/// What runs around a handler is outermost last, sees the answer, and writes in the same transaction.
+/// The layer around a handler that was added last is the outermost, sees the answer, and writes in the same
+/// transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_runs_around_a_handler_is_of_its_transaction() {
     let fixture = Fixture::new();
@@ -120,7 +121,7 @@ async fn what_runs_around_a_handler_is_of_its_transaction() {
     assert_eq!(fixture.store.rows("around").len(), 1, "the failed message's row was rolled back with its effect");
 }
 
-/// C12: what runs around a router hides neither the type nor that it belongs to what is hashed.
+/// C12: a layer around a router hides neither the type nor that the hash covers it.
 #[tokio::test(flavor = "multi_thread")]
 async fn c12_what_runs_around_a_router_leaves_the_type_in_the_hash() {
     let fixture = Fixture::new();

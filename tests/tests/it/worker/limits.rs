@@ -1,4 +1,4 @@
-//! S16, S17: what one message may bring, and how much of all of them is in memory.
+//! S16, S17: the limits of one message, and of all messages in memory.
 
 use idem_core::{Headers, Message, Reason};
 
@@ -54,7 +54,7 @@ async fn s17_headers_take_their_share_of_what_may_be_in_flight() {
     assert_eq!(fixture.counted().len(), 601);
 }
 
-/// S17: what was received and waits for its share is bounded by bytes too.
+/// S17: received messages that wait for their share are bounded by bytes too.
 #[tokio::test(flavor = "multi_thread")]
 async fn s17_what_waits_for_its_share_is_bounded_by_bytes() {
     let fixture = Fixture::new();

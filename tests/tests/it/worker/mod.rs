@@ -1,4 +1,4 @@
-//! What a worker does with messages that go wrong, brokers that misbehave and operators that intervene. The store and
+//! Workers with failing messages, misbehaving brokers and intervening operators. The store and
 //! the broker are those of the test kit, so that each fault comes when a test says so; effects are read back from the
 //! store.
 

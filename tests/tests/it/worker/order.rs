@@ -1,10 +1,10 @@
-//! The order within a key, whatever fails.
+//! The order within a key, under any failure.
 
 use idem_testkit::memory::{Order, QueueOptions};
 
 use super::fixture::{Fixture, drain};
 
-/// D7, E14: what follows a failing message in its ordering key waits for it, and other keys go on.
+/// D7, E14: messages behind a failing one in its ordering key wait for it, and other keys go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn d7_a_failing_message_holds_its_own_key_and_no_other() {
     for warm_up in [0, 100] {

@@ -153,7 +153,7 @@ async fn a27_a_table_that_is_gone_for_a_while_loses_nothing() {
     assert_eq!((summary.processed, summary.dead_lettered), (2, 0));
 }
 
-/// A2, A3, F2, F4, F5, G1, E1: whatever the broker does with settlements, every effect is there once.
+/// A2, A3, F2, F4, F5, G1, E1: with any fault of the broker in settlements, every effect is there once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a3_a_broker_that_loses_settlements_causes_no_second_effect() {
     let one_in = |faults: Faults| (faults, QueueOptions::default());
@@ -216,7 +216,7 @@ async fn a_lane_without_messages_notices_that_the_database_is_back() {
     assert_eq!(fixture.counted().get("1"), Some(&1));
 }
 
-/// A25: a database that dies between the count of an attempt and its run charges nobody, however often.
+/// A25: a database that dies between the count of an attempt and its run charges no attempts, however often.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_an_attempt_that_never_ran_is_not_charged() {
     let fixture = Fixture::new();
@@ -232,7 +232,7 @@ async fn a25_an_attempt_that_never_ran_is_not_charged() {
     assert_eq!((summary.processed, summary.dead_lettered), (1, 0));
 }
 
-/// A27: what the database cannot serve one message, on a connection that answers, charges that message nothing, however
+/// A27: an outage of the database for one message, on a connection that answers, charges that message nothing, however
 /// often; a deploy that takes a table away for a while would otherwise set good messages aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a27_a_statement_that_cannot_be_served_charges_no_attempt() {
@@ -269,8 +269,8 @@ impl Handler<MemoryStore> for TakesTheServerDown {
     }
 }
 
-/// D42: a message whose statement takes the whole server down ends as a dead letter, although nobody can ask the server
-/// whose doing it was; and it is not forgotten where what waits goes back to a broker meanwhile.
+/// D42: a message whose statement takes the whole server down ends as a dead letter, although the server cannot be asked for
+/// the cause; and it is not forgotten where waiting messages go back to a broker meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn d42_a_message_that_takes_the_server_down_ends() {
     for give_back_after in [Duration::from_secs(3_600), Duration::from_millis(1)] {
@@ -285,7 +285,7 @@ async fn d42_a_message_that_takes_the_server_down_ends() {
         (0..20).for_each(|n| drop(fixture.publish(&format!("a{n}"), "x")));
         fixture.publish("poison", "x");
         (0..20).for_each(|n| drop(fixture.publish(&format!("b{n}"), "x")));
-        // Hardly anybody else asks the server meanwhile, so the faults meet the lane.
+        // Hardly any other request reaches the server meanwhile, so the faults meet the lane.
         let worker = Worker::builder(consumer, fixture.queue.source())
             .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(20)))
             .give_back_after(give_back_after)

@@ -73,7 +73,7 @@ const FUNCTIONS: [(&str, Configure); 4] = [
     }),
 ];
 
-/// D11: a panic in a function that identifies messages costs that message, which is malformed, and nobody else.
+/// D11: a panic in a function that identifies messages costs that message, which is malformed, and no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_a_panic_in_a_function_that_identifies_costs_its_own_message() {
     for (word, configure) in FUNCTIONS {
@@ -91,7 +91,7 @@ async fn d11_a_panic_in_a_function_that_identifies_costs_its_own_message() {
     }
 }
 
-/// D11: the same in somebody's own loop, where one poison must not hide the decisions of its neighbours.
+/// D11: the same in a user's own loop, where one poison must not hide the decisions of its neighbours.
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
     for (word, configure) in FUNCTIONS {
@@ -105,7 +105,8 @@ async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
     }
 }
 
-/// D11: a former hash rule that panics cannot tell whether the payload is the same, which nobody takes for a duplicate.
+/// D11: a former hash rule that panics cannot tell whether the payload is the same, so the message is not taken for a
+/// duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_a_panic_in_a_former_hash_rule_is_no_duplicate() {
     let fixture = Fixture::new();

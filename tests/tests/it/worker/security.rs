@@ -1,4 +1,4 @@
-//! What must never leak, and what must never be mixed up.
+//! Data that must never leak, and data that must never be mixed up.
 
 use std::io;
 

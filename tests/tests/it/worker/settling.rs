@@ -1,4 +1,4 @@
-//! When a message is settled, and what bounds what is in flight.
+//! When a message is settled, and the bounds of messages in flight.
 
 use idem_testkit::{
     Fault, Operation,
@@ -22,7 +22,7 @@ async fn a4_nothing_is_acknowledged_before_its_commit() {
     assert_eq!(fixture.queue.history(&origin).acknowledged, 1);
 }
 
-/// J7: what is in flight is bounded by count and by bytes.
+/// J7: messages in flight are bounded by count and by bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn j7_what_is_in_flight_is_bounded() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What a worker refuses at its start, and what it waits for.
+//! The refusals of a worker at its start, and the outages that it waits out.
 
 use std::time::Duration;
 

@@ -79,7 +79,7 @@ impl Drop for Told {
     }
 }
 
-/// Handles a message whose first run hangs, and tells of its begin and of its end.
+/// Handles a message whose first run hangs, and signals its begin and its end.
 fn hangs_once(runs: &Arc<AtomicUsize>, begun: &Arc<Semaphore>, ended: &Arc<Semaphore>) -> impl Handler<MemoryStore> {
     let (runs, begun, ended) = (Arc::clone(runs), Arc::clone(begun), Arc::clone(ended));
     handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {
@@ -94,7 +94,7 @@ fn hangs_once(runs: &Arc<AtomicUsize>, begun: &Arc<Semaphore>, ended: &Arc<Semap
     })
 }
 
-/// G46: a call of `run` that is dropped leaves no task behind: what runs ends without a commit, nothing is acknowledged, and
+/// G46: a call of `run` that is dropped leaves no task behind: running work ends without a commit, nothing is acknowledged, and
 /// the next worker handles everything once.
 #[tokio::test(flavor = "multi_thread")]
 async fn g46_a_dropped_run_ends_its_tasks_and_acknowledges_nothing() {
@@ -117,7 +117,7 @@ async fn g46_a_dropped_run_ends_its_tasks_and_acknowledges_nothing() {
     assert_eq!(runs.load(Ordering::Relaxed), 4, "nothing of the first worker ran on");
 }
 
-/// G46: what passed the drain deadline does not go on behind the caller's back: it has ended when the call does. On one thread,
+/// G46: work past the drain deadline does not go on behind the caller's back: it has ended when the call does. On one thread,
 /// so that nothing else runs between the two.
 #[tokio::test]
 async fn g46_what_passed_the_drain_deadline_does_not_go_on() {

@@ -1,4 +1,4 @@
-//! What a worker tells of itself: metrics, spans, and log lines that stay few.
+//! The telemetry of a worker: metrics, spans, and log lines that stay few.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     fixture::{Fixture, Running, drain, message, within},
 };
 
-/// What was recorded, by metric and labels, as a number: of a histogram, how many values.
+/// The recorded values, by metric and labels, as a number: of a histogram, how many values.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let value = |value| match value {
         DebugValue::Counter(count) => count as f64,
@@ -116,7 +116,7 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
     worker.stop().await.unwrap();
 }
 
-/// What the broker marks as delivered before is a redelivery, and what it does not mark is the producer's.
+/// A copy that the broker marks as delivered before is a redelivery, and one without the mark is the producer's.
 #[tokio::test]
 async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
     let recorder = DebuggingRecorder::new();
@@ -133,8 +133,8 @@ async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
 }
 
-/// After a full unit of nothing but duplicates the next is looked up, which takes no claim; what is new in it is
-/// then claimed and handled.
+/// After a full unit of nothing but duplicates the next is looked up, which takes no claim; its new messages are then
+/// claimed and handled.
 #[tokio::test]
 async fn a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
     let recorder = DebuggingRecorder::new();
@@ -162,7 +162,8 @@ fn left_out(line: &str) -> usize {
     number.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// J8: 20,000 conflicts, as fast as they come, are at most ten lines a second, and each is told or counted as left out.
+/// J8: 20,000 conflicts, as fast as they come, are at most ten lines a second, and each is logged or counted as left
+/// out.
 #[tokio::test]
 async fn j8_each_of_20_000_conflicts_is_told_or_counted_in_few_lines() {
     let (captured, _guard) = Captured::log(tracing::Level::INFO);

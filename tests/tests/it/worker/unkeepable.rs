@@ -67,7 +67,8 @@ fn in_order() -> Fixture {
     Fixture::with(QueueOptions::default().order(Order::ByKey))
 }
 
-/// E11, B-C2, A-M1, U29: with the settings as they are, what a broker takes is kept, whatever it failed on.
+/// E11, B-C2, A-M1, U29: with the default settings, every message that a broker takes is kept, for every reason of its
+/// failure.
 #[tokio::test(flavor = "multi_thread")]
 async fn a33_the_payload_of_a_dead_letter_is_kept_and_can_be_replayed() {
     let fixture = Fixture::new();
@@ -87,7 +88,7 @@ async fn a33_the_payload_of_a_dead_letter_is_kept_and_can_be_replayed() {
     assert_eq!(fixture.effects(), [("large".to_owned(), padding(2 << 20))]);
 }
 
-/// U29: which message was too large is told by its key, where that stands outside of the payload.
+/// U29: the key names the message that was too large, where it stands outside of the payload.
 #[tokio::test(flavor = "multi_thread")]
 async fn a34_a_message_that_is_too_large_has_its_key() {
     let fixture = Fixture::new();
@@ -104,7 +105,7 @@ async fn a34_a_message_that_is_too_large_has_its_key() {
     assert_eq!(fixture.dead_letters().await[0].key.as_ref().unwrap().as_str(), "its-record-key");
 }
 
-/// A35: neither row nor publisher has the payload, so the message stays with the broker, alone, and everybody sees it.
+/// A35: neither row nor publisher has the payload, so the message stays with the broker, alone, and is visible everywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a35_what_cannot_be_kept_is_held_and_the_others_go_on() {
     let fixture = in_order();
@@ -152,7 +153,7 @@ async fn a36_a_held_message_that_fills_the_room_keeps_nobody_out() {
     assert_eq!(fixture.queue.history(&held).dead_lettered, 0);
 }
 
-/// The other policy: the consumer halts, with all its tenants, and goes on where somebody sees to it.
+/// The other policy: the consumer halts, with all its tenants, and goes on once an operator has resumed it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a37_what_cannot_be_kept_can_halt_the_consumer_with_all_its_tenants() {
     let fixture = Fixture::new();
@@ -181,7 +182,7 @@ async fn a37_what_cannot_be_kept_can_halt_the_consumer_with_all_its_tenants() {
     again.stop().await.unwrap();
 }
 
-/// B-M4: a topic that can never take a dead letter blocks nobody, because its row has it.
+/// B-M4: a topic that can never take a dead letter blocks no message, because its row has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a38_a_dead_letter_that_does_not_fit_is_published_without_its_payload() {
     let fixture = in_order();

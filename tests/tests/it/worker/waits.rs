@@ -1,4 +1,4 @@
-//! What waits is visible, and one message's failure is no other's wait.
+//! Waiting messages are visible, and one message's failure makes no other wait.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use idem_testkit::{Fault, MemoryStore, Operation, memory::MemorySource};
 
 use super::fixture::{Fixture, Running, drain, message, within};
 
-/// D22: what no handler could see does not count for the breaker, and has an alarm of its own.
+/// D22: a message that no handler could see does not count for the breaker, and has an alarm of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn d22_junk_does_not_open_the_breaker() {
     let fixture = Fixture::new();
@@ -34,8 +34,8 @@ async fn d23_an_open_breaker_runs_no_permanent_failure_again() {
     assert_eq!(given_back, 0);
 }
 
-/// D43: nor where what was not begun goes back meanwhile to a broker that counts what is held: what has failed for good
-/// stays, and keeps its reason, even with one attempt.
+/// D43: nor where messages that were not begun go back meanwhile to a broker that counts held ones: a message that has failed
+/// for good stays, and keeps its reason, even with one attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn d43_what_failed_for_good_is_not_given_back() {
     let fixture = Fixture::new();
@@ -121,7 +121,7 @@ async fn j17_a_halt_halts_every_tenant() {
 }
 
 /// J17: a halt over a message that is too old is the consumer's too, and one that the database could not take yet is not ended
-/// by what the database says: what was halted over would run.
+/// by the database's control: the message of the halt would run.
 #[tokio::test(start_paused = true)]
 async fn j17_a_halt_that_could_not_be_recorded_yet_holds() {
     let fixture = Fixture::new();

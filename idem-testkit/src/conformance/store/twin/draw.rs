@@ -19,7 +19,8 @@ const AGES: [Duration; 3] = [MINUTE.saturating_mul(20), MINUTE.saturating_mul(12
 const PAYLOADS: [&str; 4] = ["a", "aa", "b", ""];
 const ERRORS: [&str; 3] = ["it failed", "it failed otherwise", "it\0failed"];
 
-/// What two of three steps of a sequence are: places in [`step`]. Rare meetings, as of a copy and a replay, are then not rare.
+/// The kinds of two of three steps of a sequence: places in [`step`]. Rare meetings, as of a copy and a replay, are then not
+/// rare.
 const THEMES: [Range<u8>; 4] = [0..100, 9..30, 25..43, 43..86];
 
 /// A sequence that begins with a registration.

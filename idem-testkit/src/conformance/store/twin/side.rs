@@ -1,4 +1,4 @@
-//! One of the two: takes steps, and tells what came of them in words that both have in common.
+//! One of the two: takes steps, and reports their results in words that both have in common.
 
 use std::{
     fmt::Write as _,
@@ -33,7 +33,7 @@ pub(super) struct Side<'s, T: StoreUnderTest> {
     subject: &'s T,
     store: Arc<T::Store>,
     consumer: ConsumerName,
-    /// What was answered so far, in the order in which it first came.
+    /// The ids answered so far, in the order in which they first came.
     scopes: Vec<ScopeId>,
     rules: Vec<HashRuleId>,
     runs: Vec<RunId>,
@@ -51,7 +51,7 @@ fn number<I: PartialEq>(known: &mut Vec<I>, id: I) -> usize {
     })
 }
 
-/// What a step meant, where there is anything of the kind yet.
+/// The id that a step refers to, if there is one of its kind yet.
 fn nth<I: Copy>(known: &[I], number: usize) -> Option<I> {
     known.get(number % known.len().max(1)).copied()
 }
@@ -95,7 +95,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         }
     }
 
-    /// Takes a step. Answers what was answered, and what can be seen of the consumer afterwards.
+    /// Takes a step. Answers the store's answer, and the visible state of the consumer afterwards.
     pub(super) async fn take(&mut self, step: &Step) -> String {
         let answer = within("a step of a sequence", self.act(step)).await;
         let answer = answer.unwrap_or_else(|error| told(&error));
@@ -105,7 +105,8 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         format!("{answer}\n{}", within("looking at the consumer", self.look()).await)
     }
 
-    /// What is left at the end: dead letters and controls, records, effects, the audit trail, and counts of attempts, which this raises.
+    /// Everything that is left at the end: dead letters and controls, records, effects, the audit trail, and counts of
+    /// attempts, which this raises.
     pub(super) async fn left(&mut self) -> String {
         let seen = self.look().await;
         let claims = self.scopes.clone().into_iter().flat_map(|scope| {
@@ -360,7 +361,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         }
     }
 
-    /// Dead letters and controls, as people and workers see them.
+    /// Dead letters and controls, as operators and workers see them.
     async fn look(&mut self) -> String {
         let mut seen = String::new();
         for (number, scope) in self.scopes.clone().into_iter().enumerate() {
@@ -385,7 +386,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         let id = number(&mut self.letters, row.id);
         let StoredDeadLetter { key, origin, reason, attempts, error, fingerprint, copies, payload_kept, .. } = row;
         let (published, replayed) = (row.published_at.is_some(), &row.replayed);
-        // The clock was read before what has just been stored.
+        // The clock was read before the row was stored.
         let age = if self.age(row.first_at) == 0 { "new" } else { "old" };
         format!(
             "dead letter {id}: {key:?} {origin:?} {reason} {attempts} {error:?} {fingerprint:?} copies {copies} kept \

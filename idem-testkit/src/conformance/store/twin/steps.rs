@@ -1,5 +1,5 @@
-//! What is done to both. Whatever is named by a number is the one of this number that the store has answered so far, counted
-//! round, so that a sequence stays one when steps are left out.
+//! The steps that both take. A number names the id of this place among those that the store has answered so far, counted
+//! round, so that a sequence stays valid when steps are left out.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) enum Step {
         key_rule: &'static str,
         hash_rules: Vec<&'static str>,
     },
-    /// The scope of a tenant, of this consumer or of one that nobody has registered.
+    /// The scope of a tenant, of this consumer or of an unregistered one.
     Scope {
         tenant: usize,
         registered: bool,
@@ -42,8 +42,8 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether it may change what people and workers see of a consumer without claiming anything. The rest is looked at in
-    /// the end.
+    /// Whether it may change the view that operators and workers have of a consumer without claiming anything. The rest is
+    /// looked at in the end.
     pub(super) fn can_be_seen(&self) -> bool {
         match self {
             Self::Register { .. }

@@ -169,6 +169,11 @@ fn all() -> Vec<Planted> {
             Theme::Any,
             "destinations and tenants are interned once, also where another server lacks them (J63)",
         ),
+        planted(
+            Bug::RefusesLostTenants,
+            Theme::Small,
+            "a consumer's row that is lost while its tenants are interned ends the worker (J63)",
+        ),
         planted(Bug::RandomId, Theme::Small, "the ids of events are drawn, so a second run makes other events (O17)"),
         planted(Bug::MarksFirst, Theme::Small, "an event is noted as published before it is (O2)"),
         planted(

@@ -75,7 +75,7 @@ pub(crate) struct Shared<S: Store> {
     problem_types: String,
     counts: Counts,
     #[cfg(feature = "axum")]
-    told_of_untaken: std::sync::Once,
+    told_of_unused: std::sync::Once,
 }
 
 impl<S: Store> Clone for Idempotency<S> {

@@ -71,6 +71,9 @@ impl<S: Store> Idempotency<S> {
     /// handler that has not used its transaction is not kept, because an extractor has refused the request.
     /// [`Idem::refuse`] keeps such an answer, and rolls back the handler's writes.
     ///
+    /// A handler under the layer must take [`Idem`]. If it does not, its 2xx and 3xx become a 500 that is not kept, because nothing that it does is
+    /// protected. One that takes it and has nothing to write need not use it.
+    ///
     /// Method and matched path scope the keys, so the layer belongs on the router (`.layer` or `.route_layer`). Layers that change
     /// the response's bytes, such as compression, belong outside of it.
     ///
@@ -178,7 +181,10 @@ struct Slot<S: Store> {
     key: RequestKey,
     /// Where steps go, until the handler has answered.
     steps: Mutex<Option<mpsc::Sender<Box<StepFn<S>>>>>,
+    /// Whether the handler has the transaction as an argument.
     is_taken: AtomicBool,
+    /// Whether it has done a step in it.
+    is_used: AtomicBool,
     is_refused: AtomicBool,
 }
 
@@ -190,6 +196,7 @@ impl<S: Store> Slot<S> {
             key,
             steps: Mutex::new(Some(steps)),
             is_taken: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
         }
     }
@@ -239,7 +246,7 @@ impl<S: Store> Idem<S> {
         E: Into<HandlerError> + Send + 'static,
         F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Step<'a, T, E> + Send + 'static,
     {
-        self.0.is_taken.store(true, Ordering::Relaxed);
+        self.0.is_used.store(true, Ordering::Relaxed);
         let over = || StepError::of::<S>(HandlerError::transient("the operation has ended"));
         let (answer, answered) = oneshot::channel();
         let step: Box<StepFn<S>> = Box::new(move |tx| {
@@ -338,6 +345,7 @@ impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
 
     async fn from_request_parts(parts: &mut Parts, _: &A) -> Result<Self, Response> {
         if let Some(idem) = parts.extensions.get::<Self>() {
+            idem.0.is_taken.store(true, Ordering::Relaxed);
             return Ok(idem.clone());
         }
         tracing::error!(
@@ -419,12 +427,16 @@ impl<T> OfLayer<T> {
                     slot.close();
                     response
                 };
-                match both(handled, steps_of(to_do, tx)).await {
-                    Ok(response) => match response.extensions().get() {
-                        Some(OfStep(again)) => last.roll_back(Ended::Failed(*again)),
-                        None => last.judge(treated(response, &slot, &shared), &shared, response_bytes_max),
-                    },
-                    Err(what) => last.roll_back(Ended::Unfit(what)),
+                let response = match both(handled, steps_of(to_do, tx)).await {
+                    Ok(response) => response,
+                    Err(what) => return last.roll_back(Ended::Unfit(what)),
+                };
+                if let Some(OfStep(again)) = response.extensions().get() {
+                    return last.roll_back(Ended::Failed(*again));
+                }
+                match treated(response, &slot, &shared) {
+                    Some(answered) => last.judge(answered, &shared, response_bytes_max),
+                    None => last.roll_back(Ended::Unprotected),
                 }
             })
         }
@@ -477,29 +489,33 @@ where
     }
 }
 
-/// The handler's answer, as what it was asked to be.
+/// The handler's answer, as what it was asked to be. `None` if the handler did not take its transaction and answered as if it had
+/// done something.
 fn treated<S: Store>(
     response: http::Response<Bytes>,
     slot: &Slot<S>,
     shared: &Shared<S>,
-) -> Result<http::Response<Bytes>, HttpError> {
-    let (is_refused, is_taken) = (slot.is_refused.load(Ordering::Relaxed), slot.is_taken.load(Ordering::Relaxed));
+) -> Option<Result<http::Response<Bytes>, HttpError>> {
+    let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     let status = response.status();
-    if is_refused {
-        return Err(HttpError::refused(response));
+    if is(&slot.is_refused) {
+        return Some(Err(HttpError::refused(response)));
     }
-    if !is_taken && status.is_client_error() {
-        return Err(HttpError::not_kept(response));
+    if is(&slot.is_used) || status.is_server_error() {
+        return Some(Ok(response));
     }
-    if !is_taken && status.is_success() {
-        shared.counts.untaken.increment(1);
-        shared.told_of_untaken.call_once(|| {
-            tracing::warn!(
-                { idem.consumer = %shared.engine.name() },
-                "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are \
-                 not protected; take Idem<S> as an argument, or leave the layer off"
-            );
-        });
+    if status.is_client_error() {
+        return Some(Err(HttpError::not_kept(response)));
     }
-    Ok(response)
+    shared.counts.untaken.increment(1);
+    if !is(&slot.is_taken) {
+        return None;
+    }
+    shared.told_of_unused.call_once(|| {
+        tracing::warn!(
+            { idem.consumer = %shared.engine.name() },
+            "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are not protected"
+        );
+    });
+    Some(Ok(response))
 }

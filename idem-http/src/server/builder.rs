@@ -312,7 +312,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
             #[cfg(feature = "axum")]
-            told_of_untaken: std::sync::Once::new(),
+            told_of_unused: std::sync::Once::new(),
             engine,
             tenant,
             hashings: self.hashings,

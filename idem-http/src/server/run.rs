@@ -29,6 +29,9 @@ pub(crate) enum Ended {
     Dropped(Response<Bytes>),
     /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
+    /// Nothing is kept, because the handler did not take its transaction.
+    #[cfg(feature = "axum")]
+    Unprotected,
     /// Nothing is kept, because a step failed or the handler did not end in time; with whether another try may succeed.
     #[cfg(feature = "axum")]
     Failed(Again),
@@ -181,6 +184,15 @@ impl<S: Store> Shared<S> {
                     "the response of a handler cannot be kept, so its effects were rolled back: {what}"
                 );
                 return Err(Problem::ResponseRefused(what));
+            }
+            #[cfg(feature = "axum")]
+            Ok(Ended::Unprotected) => {
+                tracing::error!(
+                    { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
+                    "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
+                     leave the layer off its route"
+                );
+                return Err(Problem::Unprotected);
             }
             #[cfg(feature = "axum")]
             Ok(Ended::Failed(Again::Maybe)) => return Err(Problem::FailedForNow),

@@ -36,6 +36,7 @@ on_every_store!(
     outcomes::w12_a_response_that_cannot_be_kept_has_no_effect,
     outcomes::w23_a_refusal_is_repeated_and_its_effect_is_not_there,
     layer::w24_a_handler_of_axum_has_its_effect_once,
+    layer::w24_a_handler_without_its_transaction_is_told,
     layer::w24_an_extractor_refuses_and_nothing_is_kept,
     layer::w15_a_failed_step_says_whether_to_come_again,
     layer::w30_a_handler_is_told_its_key_and_derives_others,

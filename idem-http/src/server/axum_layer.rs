@@ -21,7 +21,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working,
+    BoxError, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
     store::{Store, Tx, describe},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -30,7 +30,7 @@ use tower_service::Service;
 
 use super::{
     Idempotency, Shared,
-    error::HttpError,
+    error::{self, HttpError},
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
@@ -266,6 +266,16 @@ impl<S: Store> Idem<S> {
 
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
     ///
+    /// ```
+    /// # use idem_http::{Idem, StepError, core::{Event, Store}};
+    /// # #[derive(serde::Serialize)]
+    /// # struct Paid { cents: u64 }
+    /// async fn pay<S: Store>(idem: Idem<S>) -> Result<&'static str, StepError> {
+    ///     idem.publish(Event::to("payments").event_type("Paid").json(&Paid { cents: 1_177 })?).await?;
+    ///     Ok("paid")
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// As for [`with`](Self::with).
     ///
@@ -296,7 +306,7 @@ impl<S: Store> Idem<S> {
 #[error("{text}")]
 pub struct StepError {
     error: HandlerError,
-    class: ErrorClass,
+    again: Again,
     text: String,
 }
 
@@ -308,8 +318,10 @@ impl StepError {
     fn of<S: Store>(error: HandlerError) -> Self {
         // What was refused of an event is refused each time.
         let is_refused = error.downcast_ref::<PublishError>().is_some();
-        let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
-        Self { text: describe::<S>(error.inner()), class, error }
+        let code = chain(error.inner()).find_map(S::code);
+        let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
+        let again = if comes_again && !is_refused { Again::Maybe } else { Again::Never };
+        Self { text: describe::<S>(error.inner()), again, error }
     }
 
     /// The error below.
@@ -317,25 +329,25 @@ impl StepError {
     pub fn handler_error(&self) -> &HandlerError {
         &self.error
     }
+}
 
-    fn again(&self) -> Again {
-        match self.class {
-            ErrorClass::Permanent | ErrorClass::Fatal => Again::Never,
-            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => Again::Maybe,
-        }
+/// A value that JSON cannot represent, such as one for [`Event::json`]. Another try fails too.
+impl From<serde_json::Error> for StepError {
+    fn from(error: serde_json::Error) -> Self {
+        // Its own text may quote a value.
+        Self { text: "a value cannot be written as JSON, or read".to_owned(), again: Again::Never, error: error.into() }
     }
 }
 
 impl IntoResponse for StepError {
     fn into_response(self) -> Response {
         tracing::warn!("a step of a request failed: {self}");
-        let again = self.again();
-        let mut response = match again {
+        let mut response = match self.again {
             Again::Maybe => (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))])
                 .into_response(),
             Again::Never => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         };
-        response.extensions_mut().insert(OfStep(again));
+        response.extensions_mut().insert(OfStep(self.again));
         response
     }
 }

@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
+    Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -304,8 +304,6 @@ pub(crate) fn not_kept(recorded: &Recorded, why: NotKept) -> Problem {
 }
 
 fn comes_again(failure: &Failure) -> bool {
-    match failure.class {
-        ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => true,
-        ErrorClass::Permanent | ErrorClass::Fatal => false,
-    }
+    let is_by_hand = failure.error.as_ref().is_some_and(|error| error.class().is_some());
+    error::comes_again(failure.class, is_by_hand, failure.code.as_deref())
 }

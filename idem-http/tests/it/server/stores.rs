@@ -53,3 +53,22 @@ on_every_store!(
     shared::w84_a_client_that_is_gone_takes_nobody_with_it,
     shared::w85_one_key_in_one_group_is_one_operation,
 );
+
+mod with_foreign_keys {
+    use super::super::{grounds::*, outcomes::w90_a_broken_reference_ends};
+
+    #[tokio::test]
+    async fn w90_on_sqlite() {
+        w90_a_broken_reference_ends::<Sqlite>().await;
+    }
+
+    #[tokio::test]
+    async fn w90_on_postgres() {
+        w90_a_broken_reference_ends::<Postgres>().await;
+    }
+
+    #[tokio::test]
+    async fn w90_on_tokio_postgres() {
+        w90_a_broken_reference_ends::<TokioPostgres>().await;
+    }
+}

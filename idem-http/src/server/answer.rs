@@ -100,8 +100,16 @@ impl From<&Recorded> for Times {
     }
 }
 
+/// Takes out what only idem may say of an answer. A handler that passes on what another service has answered would say it of its own.
+pub(crate) fn untold(headers: &mut HeaderMap) {
+    for name in [REPLAYED, PROCESSED_AT, EXPIRES] {
+        headers.remove(name);
+    }
+}
+
 /// Adds to a handler's answer the headers that say whether it is a replay, and its times.
 pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_modified: bool) {
+    untold(headers);
     headers.insert(REPLAYED, HeaderValue::from_static(if replayed { "true" } else { "false" }));
     if let (true, Some(at)) = (replayed, times.processed_at) {
         let (name, value) =

@@ -1,6 +1,11 @@
 //! Claims a request's key and runs the request, or finds the first one's answer.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -167,10 +172,13 @@ impl<S: Store> Shared<S> {
         mut runs: R,
         deadline: Instant,
     ) -> Result<Answered, Problem> {
+        // The key is claimed later, and is known for no less.
+        let known_until = self.known_until();
         let ended = self.claimed(admitted, &flight.tell, &mut runs, deadline).await;
         let (ran, own) = match ended {
             Ok(Ended::Done(ran, own)) => (ran, own),
             Ok(Ended::Dropped(mut response)) => {
+                answer::untold(response.headers_mut());
                 let outcome = if response.status().is_server_error() { "server-error" } else { "not-kept" };
                 if error::may_pass(response.status()) {
                     let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
@@ -200,19 +208,29 @@ impl<S: Store> Shared<S> {
             Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
-        Ok(self.done(admitted, flight, ran, own).await)
+        Ok(self.done(admitted, flight, ran, own, known_until).await)
     }
 
-    async fn done(&self, admitted: &Admitted, flight: &Flight, ran: Ran, own: Option<Response<Bytes>>) -> Answered {
+    /// Until when a key that is claimed now is known.
+    fn known_until(&self) -> Option<SystemTime> {
+        match self.keys_for {
+            Retention::For(time) => self.engine.database_now()?.checked_add(time),
+            Retention::Forever => None,
+        }
+    }
+
+    async fn done(
+        &self,
+        admitted: &Admitted,
+        flight: &Flight,
+        ran: Ran,
+        own: Option<Response<Bytes>>,
+        known_until: Option<SystemTime>,
+    ) -> Answered {
         let times = match &ran.recorded {
             Some(recorded) => recorded.into(),
-            None => {
-                let expires_at = match self.keys_for {
-                    Retention::For(time) => self.engine.database_now().and_then(|now| now.checked_add(time)),
-                    Retention::Forever => None,
-                };
-                Times { processed_at: None, expires_at }
-            }
+            // The very first request of a process has nothing from before.
+            None => Times { processed_at: None, expires_at: known_until.or_else(|| self.known_until()) },
         };
         if flight.tell.has_company() {
             // Their answers give the time of this run, as all later answers will.

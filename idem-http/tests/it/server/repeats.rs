@@ -43,6 +43,25 @@ pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
     assert_eq!(runs.begun(), 1);
 }
 
+/// The key is known for its time from the claim on, so a slow first run must not be told of more.
+#[tokio::test(start_paused = true)]
+async fn w1_the_first_answer_promises_no_more_than_a_repeat() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    payments.start().await.unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let slow = async {
+        runs.until_begun(1).await;
+        tokio::time::advance(Duration::from_secs(20)).await;
+        runs.release(1);
+    };
+    let (first, ()) = tokio::join!(send::<Memory>(&route, held(request("k", "one"))), slow);
+    let again = send::<Memory>(&route, request("k", "one")).await;
+    assert_eq!((first.status, again.is_replayed()), (201, Some(true)), "{first:?}");
+    let (first, again) = (first.header("idempotency-expires"), again.header("idempotency-expires"));
+    assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
+}
+
 /// W2: three concurrent requests with one key, one debit, and all three get the same response.
 pub(crate) async fn w2_three_at_once_have_one_effect_and_one_answer<G: Ground>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));

@@ -72,6 +72,7 @@ pub(crate) struct Shared<S: Store> {
     limits: Limits,
     kept_headers: Vec<HeaderName>,
     answers_by_subject: bool,
+    coded_after: bool,
     problem_types: String,
     counts: Counts,
     #[cfg(feature = "axum")]

@@ -43,6 +43,7 @@ pub struct IdempotencyBuilder<S: Store> {
     limits: Limits,
     kept_headers: Vec<HeaderName>,
     answers_by_subject: bool,
+    coded_after: bool,
     problem_types: String,
     engine: Vec<Box<EngineFn<S>>>,
 }
@@ -94,6 +95,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             },
             kept_headers: KEPT_BY_DEFAULT.to_vec(),
             answers_by_subject: false,
+            coded_after: false,
             problem_types: "https://github.com/idem-rs/idem/blob/main/docs/http-problems.md#".to_owned(),
             engine: Vec::new(),
         }
@@ -250,6 +252,14 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
+    /// Says that a layer outside of idem's changes the bytes of responses, as compression does. They then have no `Content-Digest`, which
+    /// would be of other bytes than those that are sent.
+    #[must_use]
+    pub fn responses_are_coded_after(mut self) -> Self {
+        self.coded_after = true;
+        self
+    }
+
     /// Sets the beginning of a problem's `type`, which the problem's name completes. Defaults to a page of this project.
     #[must_use]
     pub fn problem_types(mut self, prefix: &str) -> Self {
@@ -328,6 +338,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             limits: self.limits,
             kept_headers: self.kept_headers,
             answers_by_subject: self.answers_by_subject,
+            coded_after: self.coded_after,
             problem_types: self.problem_types,
         })))
     }

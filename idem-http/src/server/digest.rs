@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256, Sha512};
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
-const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
+pub(crate) const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 
 /// `Content-Digest` for this content.
 pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {

@@ -93,6 +93,7 @@ impl<S: Store> Shared<S> {
         R: Runs<S>,
     {
         let received = gates::received_key(request.headers());
+        let method = request.method().clone();
         let trace = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
         let span = telemetry::request(self.engine.name(), route::method(request.method()), route.label(), trace);
         let counting = self.counts.begin(route.label(), &span);
@@ -104,7 +105,7 @@ impl<S: Store> Shared<S> {
         let answered = answered.instrument(span.clone()).await;
         let Answered { mut response, outcome } = answered.unwrap_or_else(|problem| self.problem(&problem));
         counting.answered(outcome, response.status());
-        answer::seal(&mut response, received.as_ref());
+        answer::seal(&mut response, &method, received.as_ref(), self.coded_after);
         response
     }
 

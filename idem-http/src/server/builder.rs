@@ -267,7 +267,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Changes other settings of the engine, such as the destinations of events, sealing of answers, and how long answers are kept.
+    /// Changes other settings of the engine, such as the destinations of events, sealing of answers, and how long answers are kept. How long
+    /// keys are known is set by [`keys_for`](Self::keys_for) alone.
     ///
     /// ```
     /// # use idem_core::{outbox::Destination, store::Store};
@@ -307,13 +308,14 @@ impl<S: Store> IdempotencyBuilder<S> {
             .handler_name("http")
             .key_source(Header::new(KEY_FIELD))
             .hash_rules(rules)
-            .retention(keys_for)
             .busy_timeout(busy)
             .handler_deadline(self.handler_deadline)
             .lanes(self.lanes)
             // The headers count too.
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
-        let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine)).build_once()?;
+        let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine));
+        // Answers tell how long keys are known, so nothing else sets it.
+        let engine = engine.retention(keys_for).build_once()?;
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body::Frame;
 use http_body_util::Full;
-use idem_core::Store as _;
+use idem_core::{Retention, Store as _};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
@@ -58,6 +58,20 @@ async fn w1_the_first_answer_promises_no_more_than_a_repeat() {
     let (first, ()) = tokio::join!(send::<Memory>(&route, held(request("k", "one"))), slow);
     let again = send::<Memory>(&route, request("k", "one")).await;
     assert_eq!((first.status, again.is_replayed()), (201, Some(true)), "{first:?}");
+    let (first, again) = (first.header("idempotency-expires"), again.header("idempotency-expires"));
+    assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
+}
+
+/// The engine's own setting does not end keys before the time that answers tell, nor beyond a profile's bounds.
+#[tokio::test]
+async fn w29_keys_are_known_for_as_long_as_is_said() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let minute = Retention::For(Duration::from_secs(60));
+    let payments = builder(&ground).engine(move |engine| engine.retention(minute)).build().unwrap();
+    payments.start().await.unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let first = send::<Memory>(&route, request("k", "one")).await;
+    let again = send::<Memory>(&route, request("k", "one")).await;
     let (first, again) = (first.header("idempotency-expires"), again.header("idempotency-expires"));
     assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
 }

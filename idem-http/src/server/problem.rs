@@ -67,6 +67,7 @@ pub(crate) enum Problem {
     /// The handler's response cannot be kept.
     ResponseRefused(&'static str),
     /// The handler does not take its transaction.
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without the layer every handler is given its own"))]
     Unprotected,
     NotFound,
 }

@@ -1,12 +1,14 @@
 //! Where a message's idempotency key comes from, and what a key may look like.
 
+mod cloud_event;
 mod shown;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+pub use self::cloud_event::CloudEvent;
 pub(crate) use self::shown::in_text;
 pub use self::shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with};
 use crate::{
@@ -319,69 +321,7 @@ impl KeySource for MessageType {
     }
 }
 
-/// The extension attribute `idempotencykey` of a CloudEvent, else its `source` and `id` together, which CloudEvents
-/// 1.0 makes unique for each event. Reads the binary mode of every binding (`ce_`, `ce-`, `cloudEvents_`,
-/// `cloudEvents:`) and the structured mode (`content-type: application/cloudevents+json`).
-#[derive(Debug, Clone, Copy)]
-pub struct CloudEvent;
-
-const PREFIXES: [&str; 4] = ["ce_", "ce-", "cloudEvents_", "cloudEvents:"];
-
-impl CloudEvent {
-    /// Whether the attributes stand in the payload.
-    fn is_structured(message: &Message) -> bool {
-        ["content-type", "content_type", "Content-Type"]
-            .iter()
-            .find_map(|name| message.headers().text(name))
-            .is_some_and(|kind| kind.starts_with("application/cloudevents+json"))
-    }
-
-    fn attribute<'a>(message: &'a Message, name: &str) -> Result<Option<Cow<'a, str>>, KeyError> {
-        for prefix in PREFIXES {
-            let header = format!("{prefix}{name}");
-            let mut values = message.headers().all(&header);
-            if let Some(first) = values.next() {
-                if values.next().is_some() {
-                    return Err(KeyError::Repeated { place: format!("cloudevents:{name}") });
-                }
-                let text = std::str::from_utf8(first.unwrap_or_default()).map_err(|_| KeyError::NotUtf8)?;
-                return Ok(Some(Cow::Owned(text.to_owned())));
-            }
-        }
-        let Some(payload) = message.payload().filter(|_| Self::is_structured(message)) else { return Ok(None) };
-        let place = || format!("cloudevents:{name}");
-        match json::text_at(payload, &[name.to_owned()]) {
-            Ok(found) => Ok(found.map(Cow::Owned)),
-            Err(MemberError::NotJson) => Err(KeyError::NotJson { place: place() }),
-            Err(MemberError::Repeated) => Err(KeyError::Repeated { place: place() }),
-            Err(MemberError::NotText) => Err(KeyError::NotText { place: place() }),
-        }
-    }
-}
-
-impl KeySource for CloudEvent {
-    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
-        if let Some(key) = Self::attribute(message, KEY_FIELD)? {
-            return IdempotencyKey::new(&key).map(Some);
-        }
-        let source = Self::attribute(message, "source")?;
-        let id = Self::attribute(message, "id")?;
-        match (source, id) {
-            (Some(source), Some(id)) => join(&source, &id).map(Some),
-            (Some(_) | None, None) | (None, Some(_)) => Ok(None),
-        }
-    }
-
-    fn outside_payload(&self, message: &Message) -> OutsidePayload {
-        if Self::is_structured(message) { OutsidePayload::Unknown } else { outside(self.key(message)) }
-    }
-
-    fn rule(&self) -> String {
-        "cloudevents".to_owned()
-    }
-}
-
-/// Two keys as one: the length of the first keeps `a` + `bc` and `ab` + `c` apart. A text that is longer than a key may
+/// Two keys as one: the length of the first keeps `a` + `bc` and `ab` + `c` apart. What would be longer than a key may
 /// be is replaced by its SHA-256; both forms start differently, so neither can imitate the other.
 fn join(first: &str, second: &str) -> Result<IdempotencyKey, KeyError> {
     if first.is_empty() || second.is_empty() {

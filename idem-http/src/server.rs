@@ -72,10 +72,11 @@ pub(crate) struct Shared<S: Store> {
     limits: Limits,
     kept_headers: Vec<HeaderName>,
     answers_by_subject: bool,
+    coded_after: bool,
     problem_types: String,
     counts: Counts,
     #[cfg(feature = "axum")]
-    told_of_untaken: std::sync::Once,
+    told_of_unused: std::sync::Once,
 }
 
 impl<S: Store> Clone for Idempotency<S> {

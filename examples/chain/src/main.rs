@@ -30,7 +30,13 @@ use self::{
 /// The real sales.
 const SOLD: (i64, i64) = (69_659, 250_031_563);
 
+const USAGE: &str = "usage: chain\n\n  Runs a shop and its accounts on real purchases, kills both on the way, and prints what they have. It takes no arguments.";
+
 fn main() -> ExitCode {
+    if std::env::args().len() > 1 {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    }
     let folder = std::env::temp_dir().join(format!("idem-chain-{}", process::id()));
     let ran = fs::create_dir(&folder).map_err(BoxError::from).and_then(|()| run(&folder));
     if let Err(error) = fs::remove_dir_all(&folder) {

@@ -173,6 +173,24 @@ fn a_cloudevent_in_binary_mode_is_read_with_every_prefix() {
     }
 }
 
+/// O26: one event has one key, whichever binding it came by.
+#[test]
+fn o26_values_over_http_are_read_decoded() {
+    for (sent, key) in [
+        ("Euro%20%E2%82%AC%20%F0%9F%98%80", "Euro € 😀"),
+        ("%22%25%22%2541", "\"%\"%41"),
+        ("100%", "100%"),
+        ("%zz%4", "%zz%4"),
+        ("%+4%ff", "%+4%ff"),
+    ] {
+        let message = |prefix: &str| Message::new("").with_header(&format!("{prefix}idempotencykey"), sent);
+        assert_eq!(found(&CloudEvent, &message("ce-")), some(key), "{sent}");
+        assert_eq!(found(&CloudEvent, &message("ce_")), some(sent), "{sent}: the other bindings encode nothing");
+    }
+    let control = Message::new("").with_header("ce-idempotencykey", "a%0Ab");
+    assert_eq!(found(&CloudEvent, &control), Err(KeyError::ControlCharacter));
+}
+
 #[test]
 fn a_cloudevent_in_structured_mode_is_read_where_the_content_type_says_so() {
     let payload = r#"{"specversion":"1.0","source":"/shop","id":"7","data":{"id":"x","id":"y"}}"#;

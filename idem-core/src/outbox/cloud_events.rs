@@ -88,8 +88,8 @@ impl CloudEvents {
     pub fn attributes(&self, event: &OutgoingEvent) -> Vec<(&'static str, String)> {
         let Some(event_type) = &event.event_type else { return Vec::new() };
         let source = || match event.tenant.as_ref() {
-            "" => format!("/idem/{}", percent_encoded(event.consumer.as_str())),
-            tenant => format!("/idem/{}/{}", percent_encoded(tenant), percent_encoded(event.consumer.as_str())),
+            "" => format!("/idem/{}", of_uri(event.consumer.as_str())),
+            tenant => format!("/idem/{}/{}", of_uri(tenant), of_uri(event.consumer.as_str())),
         };
         let mut attributes = vec![
             ("specversion", "1.0".to_owned()),
@@ -106,15 +106,19 @@ impl CloudEvents {
         attributes
     }
 
-    /// The event with its attributes as headers that have this prefix, such as `ce_` on Kafka. The binding to HTTP wants the values
-    /// percent-encoded besides, which they are not here.
+    /// The event with its attributes as headers that have this prefix, such as `ce_` on Kafka. For HTTP take
+    /// [`over_http`](Self::over_http).
     #[must_use]
     pub fn on_wire(&self, event: &OutgoingEvent, prefix: &str) -> Wire {
-        self.written(event, |headers, attributes| {
-            for (name, value) in attributes.iter().filter(|(name, _)| *name != "datacontenttype") {
-                headers.push(&format!("{prefix}{name}"), Some(value.clone().into()));
-            }
-        })
+        self.written(event, |headers, attributes| put(headers, attributes, prefix, str::to_owned))
+    }
+
+    /// The event as the binding to HTTP has it: the attributes are headers that begin with `ce-`, with their values percent-encoded.
+    #[must_use]
+    pub fn over_http(&self, event: &OutgoingEvent) -> Wire {
+        // All but printable ASCII, without the quote and the percent sign (HTTP binding 1.0.2, 3.1.3.2).
+        let encoded = |value: &str| percent_encoded(value, |byte| byte.is_ascii_graphic() && !b"\"%".contains(&byte));
+        self.written(event, |headers, attributes| put(headers, attributes, "ce-", encoded))
     }
 
     /// The event with its attributes as one header, a JSON object, for brokers that take few headers.
@@ -144,6 +148,13 @@ impl CloudEvents {
             put(&mut headers, &attributes);
         }
         Wire { headers, content_type: event.content_type.clone(), payload: event.payload.clone() }
+    }
+}
+
+/// Adds the attributes that have no place of their own as headers.
+fn put(headers: &mut Headers, attributes: &[(&str, String)], prefix: &str, encoded: impl Fn(&str) -> String) {
+    for (name, value) in attributes.iter().filter(|(name, _)| *name != "datacontenttype") {
+        headers.push(&format!("{prefix}{name}"), Some(encoded(value).into()));
     }
 }
 
@@ -188,10 +199,14 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Escapes all characters but the unreserved ones of RFC 3986.
-fn percent_encoded(text: &str) -> String {
+fn of_uri(text: &str) -> String {
+    percent_encoded(text, |byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
+}
+
+fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        if stays(byte) {
             encoded.push(char::from(byte));
         } else {
             // Writing to a string cannot fail.
@@ -264,6 +279,18 @@ mod tests {
     }
 
     #[test]
+    fn o26_over_http_values_are_percent_encoded() {
+        let mut event = event(None, b"");
+        event.key = IdempotencyKey::new("Euro € \"%\" 😀 a/b~").expect("a key");
+        let wire = CloudEvents::binary().over_http(&event);
+        // The binding's own example is of the first and the last of these.
+        assert_eq!(wire.headers.text("ce-id"), Some("Euro%20%E2%82%AC%20%22%25%22%20%F0%9F%98%80%20a/b~"));
+        assert_eq!(wire.headers.text("ce-source"), Some("/idem/ledger%252F%25C3%25A4"));
+        assert_eq!(wire.headers.text("ce-time"), Some("2001-09-09T01:46:40.123456Z"));
+        assert_eq!(wire.headers.text("ce-datacontenttype"), None);
+    }
+
+    #[test]
     fn o26_structured_mode_has_the_key_in_the_payload() {
         let data = |content_type, payload| {
             let wire = CloudEvents::structured().on_wire(&event(content_type, payload), "ce_");
@@ -290,8 +317,8 @@ mod tests {
             let event = event(Some("application/json"), payload);
             for mode in [CloudEvents::binary(), CloudEvents::structured()] {
                 let mut wires: Vec<Wire> =
-                    ["ce_", "ce-", "cloudEvents_"].iter().map(|prefix| mode.on_wire(&event, prefix)).collect();
-                wires.push(mode.on_wire_together(&event, "ce"));
+                    ["ce_", "cloudEvents_"].iter().map(|prefix| mode.on_wire(&event, prefix)).collect();
+                wires.extend([mode.on_wire_together(&event, "ce"), mode.over_http(&event)]);
                 for wire in wires {
                     let mut headers = wire.headers.clone();
                     if let Some(kind) = &wire.content_type {

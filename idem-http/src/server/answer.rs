@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use idem_core::{Headers, Recorded, ResultBody, outbox::REFERENCE_BYTES_MAX};
 
 use super::{digest, key::KEY_HEADER};
@@ -100,8 +100,16 @@ impl From<&Recorded> for Times {
     }
 }
 
+/// Takes out what only idem may say of an answer. A handler that passes on what another service has answered would say it of its own.
+pub(crate) fn untold(headers: &mut HeaderMap) {
+    for name in [REPLAYED, PROCESSED_AT, EXPIRES] {
+        headers.remove(name);
+    }
+}
+
 /// Adds to a handler's answer the headers that say whether it is a replay, and its times.
 pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_modified: bool) {
+    untold(headers);
     headers.insert(REPLAYED, HeaderValue::from_static(if replayed { "true" } else { "false" }));
     if let (true, Some(at)) = (replayed, times.processed_at) {
         let (name, value) =
@@ -115,12 +123,21 @@ pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_m
     }
 }
 
-/// Adds to every answer, problems included, the headers that all answers have.
-pub(crate) fn seal(response: &mut Response<Bytes>, key: Option<&HeaderValue>) {
-    if let Some(value) = digest::of(response.body()) {
-        response.headers_mut().insert(digest::CONTENT_DIGEST, value);
-    }
+/// Adds to every answer, problems included, the headers that all answers have. A digest is left out where the content is yet to be coded.
+pub(crate) fn seal(response: &mut Response<Bytes>, method: &Method, key: Option<&HeaderValue>, coded_after: bool) {
+    let is_head = method == Method::HEAD;
+    // The server sends no content with these.
+    let is_empty = is_head || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let of_body = digest::of(response.body());
+    let of_content = if is_empty { digest::of(b"") } else { of_body.clone() };
     let headers = response.headers_mut();
+    headers.remove(digest::CONTENT_DIGEST);
+    if !coded_after {
+        headers.extend(of_content.map(|digest| (digest::CONTENT_DIGEST, digest)));
+        if let (true, Some(digest)) = (is_head, of_body) {
+            headers.entry(digest::REPR_DIGEST).or_insert(digest);
+        }
+    }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store, no-transform"));
     if let Some(key) = key {
         headers.insert(KEY_HEADER, key.clone());

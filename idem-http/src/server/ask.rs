@@ -93,7 +93,7 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
                 let applied = HeaderValue::try_from(format!("wait={}", wait.as_secs()));
                 response.headers_mut().extend(applied.ok().map(|applied| (PREFERENCE_APPLIED, applied)));
             }
-            answer::seal(&mut response, None);
+            answer::seal(&mut response, &parts.method, None, shared.coded_after);
             Ok(response.map(Full::new))
         })
     }

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working,
+    BoxError, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
     store::{Store, Tx, describe},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -30,7 +30,7 @@ use tower_service::Service;
 
 use super::{
     Idempotency, Shared,
-    error::HttpError,
+    error::{self, HttpError},
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
@@ -70,6 +70,9 @@ impl<S: Store> Idempotency<S> {
     /// [`HttpError`]'s table says which answers are kept; every answer of an axum handler counts as `Ok` there. In addition, a 4xx of a
     /// handler that has not used its transaction is not kept, because an extractor has refused the request.
     /// [`Idem::refuse`] keeps such an answer, and rolls back the handler's writes.
+    ///
+    /// A handler under the layer must take [`Idem`]. If it does not, its 2xx and 3xx become a 500 that is not kept, because nothing that it does is
+    /// protected. One that takes it and has nothing to write need not use it.
     ///
     /// Method and matched path scope the keys, so the layer belongs on the router (`.layer` or `.route_layer`). Layers that change
     /// the response's bytes, such as compression, belong outside of it.
@@ -178,7 +181,10 @@ struct Slot<S: Store> {
     key: RequestKey,
     /// Where steps go, until the handler has answered.
     steps: Mutex<Option<mpsc::Sender<Box<StepFn<S>>>>>,
+    /// Whether the handler has the transaction as an argument.
     is_taken: AtomicBool,
+    /// Whether it has done a step in it.
+    is_used: AtomicBool,
     is_refused: AtomicBool,
 }
 
@@ -190,6 +196,7 @@ impl<S: Store> Slot<S> {
             key,
             steps: Mutex::new(Some(steps)),
             is_taken: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
         }
     }
@@ -239,7 +246,7 @@ impl<S: Store> Idem<S> {
         E: Into<HandlerError> + Send + 'static,
         F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Step<'a, T, E> + Send + 'static,
     {
-        self.0.is_taken.store(true, Ordering::Relaxed);
+        self.0.is_used.store(true, Ordering::Relaxed);
         let over = || StepError::of::<S>(HandlerError::transient("the operation has ended"));
         let (answer, answered) = oneshot::channel();
         let step: Box<StepFn<S>> = Box::new(move |tx| {
@@ -258,6 +265,16 @@ impl<S: Store> Idem<S> {
     }
 
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
+    ///
+    /// ```
+    /// # use idem_http::{Idem, StepError, core::{Event, Store}};
+    /// # #[derive(serde::Serialize)]
+    /// # struct Paid { cents: u64 }
+    /// async fn pay<S: Store>(idem: Idem<S>) -> Result<&'static str, StepError> {
+    ///     idem.publish(Event::to("payments").event_type("Paid").json(&Paid { cents: 1_177 })?).await?;
+    ///     Ok("paid")
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As for [`with`](Self::with).
@@ -289,7 +306,7 @@ impl<S: Store> Idem<S> {
 #[error("{text}")]
 pub struct StepError {
     error: HandlerError,
-    class: ErrorClass,
+    again: Again,
     text: String,
 }
 
@@ -301,8 +318,10 @@ impl StepError {
     fn of<S: Store>(error: HandlerError) -> Self {
         // What was refused of an event is refused each time.
         let is_refused = error.downcast_ref::<PublishError>().is_some();
-        let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
-        Self { text: describe::<S>(error.inner()), class, error }
+        let code = chain(error.inner()).find_map(S::code);
+        let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
+        let again = if comes_again && !is_refused { Again::Maybe } else { Again::Never };
+        Self { text: describe::<S>(error.inner()), again, error }
     }
 
     /// The error below.
@@ -310,25 +329,25 @@ impl StepError {
     pub fn handler_error(&self) -> &HandlerError {
         &self.error
     }
+}
 
-    fn again(&self) -> Again {
-        match self.class {
-            ErrorClass::Permanent | ErrorClass::Fatal => Again::Never,
-            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => Again::Maybe,
-        }
+/// A value that JSON cannot represent, such as one for [`Event::json`]. Another try fails too.
+impl From<serde_json::Error> for StepError {
+    fn from(error: serde_json::Error) -> Self {
+        // Its own text may quote a value.
+        Self { text: "a value cannot be written as JSON, or read".to_owned(), again: Again::Never, error: error.into() }
     }
 }
 
 impl IntoResponse for StepError {
     fn into_response(self) -> Response {
         tracing::warn!("a step of a request failed: {self}");
-        let again = self.again();
-        let mut response = match again {
+        let mut response = match self.again {
             Again::Maybe => (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))])
                 .into_response(),
             Again::Never => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         };
-        response.extensions_mut().insert(OfStep(again));
+        response.extensions_mut().insert(OfStep(self.again));
         response
     }
 }
@@ -338,6 +357,7 @@ impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
 
     async fn from_request_parts(parts: &mut Parts, _: &A) -> Result<Self, Response> {
         if let Some(idem) = parts.extensions.get::<Self>() {
+            idem.0.is_taken.store(true, Ordering::Relaxed);
             return Ok(idem.clone());
         }
         tracing::error!(
@@ -419,12 +439,16 @@ impl<T> OfLayer<T> {
                     slot.close();
                     response
                 };
-                match both(handled, steps_of(to_do, tx)).await {
-                    Ok(response) => match response.extensions().get() {
-                        Some(OfStep(again)) => last.roll_back(Ended::Failed(*again)),
-                        None => last.judge(treated(response, &slot, &shared), &shared, response_bytes_max),
-                    },
-                    Err(what) => last.roll_back(Ended::Unfit(what)),
+                let response = match both(handled, steps_of(to_do, tx)).await {
+                    Ok(response) => response,
+                    Err(what) => return last.roll_back(Ended::Unfit(what)),
+                };
+                if let Some(OfStep(again)) = response.extensions().get() {
+                    return last.roll_back(Ended::Failed(*again));
+                }
+                match treated(response, &slot, &shared) {
+                    Some(answered) => last.judge(answered, &shared, response_bytes_max),
+                    None => last.roll_back(Ended::Unprotected),
                 }
             })
         }
@@ -477,29 +501,33 @@ where
     }
 }
 
-/// The handler's answer, as what it was asked to be.
+/// The handler's answer, as what it was asked to be. `None` if the handler did not take its transaction and answered as if it had
+/// done something.
 fn treated<S: Store>(
     response: http::Response<Bytes>,
     slot: &Slot<S>,
     shared: &Shared<S>,
-) -> Result<http::Response<Bytes>, HttpError> {
-    let (is_refused, is_taken) = (slot.is_refused.load(Ordering::Relaxed), slot.is_taken.load(Ordering::Relaxed));
+) -> Option<Result<http::Response<Bytes>, HttpError>> {
+    let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     let status = response.status();
-    if is_refused {
-        return Err(HttpError::refused(response));
+    if is(&slot.is_refused) {
+        return Some(Err(HttpError::refused(response)));
     }
-    if !is_taken && status.is_client_error() {
-        return Err(HttpError::not_kept(response));
+    if is(&slot.is_used) || status.is_server_error() {
+        return Some(Ok(response));
     }
-    if !is_taken && status.is_success() {
-        shared.counts.untaken.increment(1);
-        shared.told_of_untaken.call_once(|| {
-            tracing::warn!(
-                { idem.consumer = %shared.engine.name() },
-                "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are \
-                 not protected; take Idem<S> as an argument, or leave the layer off"
-            );
-        });
+    if status.is_client_error() {
+        return Some(Err(HttpError::not_kept(response)));
     }
-    Ok(response)
+    shared.counts.untaken.increment(1);
+    if !is(&slot.is_taken) {
+        return None;
+    }
+    shared.told_of_unused.call_once(|| {
+        tracing::warn!(
+            { idem.consumer = %shared.engine.name() },
+            "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are not protected"
+        );
+    });
+    Some(Ok(response))
 }

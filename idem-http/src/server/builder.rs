@@ -43,6 +43,7 @@ pub struct IdempotencyBuilder<S: Store> {
     limits: Limits,
     kept_headers: Vec<HeaderName>,
     answers_by_subject: bool,
+    coded_after: bool,
     problem_types: String,
     engine: Vec<Box<EngineFn<S>>>,
 }
@@ -94,6 +95,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             },
             kept_headers: KEPT_BY_DEFAULT.to_vec(),
             answers_by_subject: false,
+            coded_after: false,
             problem_types: "https://github.com/idem-rs/idem/blob/main/docs/http-problems.md#".to_owned(),
             engine: Vec::new(),
         }
@@ -250,6 +252,14 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
+    /// Says that a layer outside of idem's changes the bytes of responses, as compression does. They then have no `Content-Digest`, which
+    /// would be of other bytes than those that are sent.
+    #[must_use]
+    pub fn responses_are_coded_after(mut self) -> Self {
+        self.coded_after = true;
+        self
+    }
+
     /// Sets the beginning of a problem's `type`, which the problem's name completes. Defaults to a page of this project.
     #[must_use]
     pub fn problem_types(mut self, prefix: &str) -> Self {
@@ -257,7 +267,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Changes other settings of the engine, such as the destinations of events, sealing of answers, and how long answers are kept.
+    /// Changes other settings of the engine, such as the destinations of events, sealing of answers, and how long answers are kept. How long
+    /// keys are known is set by [`keys_for`](Self::keys_for) alone.
     ///
     /// ```
     /// # use idem_core::{outbox::Destination, store::Store};
@@ -297,13 +308,14 @@ impl<S: Store> IdempotencyBuilder<S> {
             .handler_name("http")
             .key_source(Header::new(KEY_FIELD))
             .hash_rules(rules)
-            .retention(keys_for)
             .busy_timeout(busy)
             .handler_deadline(self.handler_deadline)
             .lanes(self.lanes)
             // The headers count too.
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
-        let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine)).build_once()?;
+        let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine));
+        // Answers tell how long keys are known, so nothing else sets it.
+        let engine = engine.retention(keys_for).build_once()?;
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {
@@ -312,7 +324,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
             #[cfg(feature = "axum")]
-            told_of_untaken: std::sync::Once::new(),
+            told_of_unused: std::sync::Once::new(),
             engine,
             tenant,
             hashings: self.hashings,
@@ -328,6 +340,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             limits: self.limits,
             kept_headers: self.kept_headers,
             answers_by_subject: self.answers_by_subject,
+            coded_after: self.coded_after,
             problem_types: self.problem_types,
         })))
     }

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256, Sha512};
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
-const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
+pub(crate) const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 
 /// `Content-Digest` for this content.
 pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
@@ -45,6 +45,10 @@ fn verify_field(
         for member in text.split(',') {
             let malformed = "is no dictionary of byte sequences (RFC 9530)";
             let (algorithm, digest) = member.trim().split_once('=').ok_or(malformed)?;
+            // In capitals it is no name of a dictionary, and would pass for an algorithm that nobody knows.
+            if !is_key(algorithm.as_bytes()) {
+                return Err(malformed);
+            }
             let digest = digest.strip_prefix(':').and_then(|digest| digest.strip_suffix(':')).ok_or(malformed)?;
             let digest = STANDARD.decode(digest).map_err(|_| malformed)?;
             if !is_right(algorithm, &digest) {
@@ -53,6 +57,13 @@ fn verify_field(
         }
     }
     Ok(())
+}
+
+/// Whether this may be a member's name (RFC 9651, 3.1.2).
+fn is_key(name: &[u8]) -> bool {
+    let may_begin = |byte: u8| byte.is_ascii_lowercase() || byte == b'*';
+    let may_go_on = |byte: &u8| may_begin(*byte) || byte.is_ascii_digit() || b"_-.".contains(byte);
+    matches!(name, [first, others @ ..] if may_begin(*first) && others.iter().all(may_go_on))
 }
 
 #[cfg(test)]
@@ -81,7 +92,9 @@ mod tests {
         // Also one without the padding of base64, with a parameter, and an empty field, which the RFC would let pass.
         let unpadded = "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE:";
         let parameter = format!("{field};a=1");
-        for malformed in ["sha-256=X48E", "sha-256", "sha-256=:!:", ",", "", unpadded, &parameter] {
+        let shouted = field.to_uppercase();
+        for malformed in [&*shouted, "=:AAAA:", "sha-256=X48E", "sha-256", "sha-256=:!:", ",", "", unpadded, &parameter]
+        {
             assert!(!checked(malformed, HELLO), "{malformed}");
         }
         // Of several, one that does not fit is enough.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::Response;
-use idem_core::HandlerError;
+use idem_core::{ErrorClass, HandlerError};
 
 /// Why a request has no effect. `?` turns any error into one.
 ///
@@ -131,6 +131,20 @@ fn fit(response: Response<Bytes>, limits: Limits<'_>, judged: fn(Response<Bytes>
         return Judged::Unfit("it is larger than what is kept of one answer");
     }
     judged(response)
+}
+
+/// Codes of references to a row that is not there, or from one that still is: PostgreSQL's and SQLite's, which come at once or with the COMMIT.
+/// Of messages the other row may be on its way, so they come again. Whoever sends a request has its answer before the next one, and
+/// would be told to come again for ever.
+const BROKEN_REFERENCES: [&str; 4] = ["23001", "23503", "40002", "787"];
+
+/// Whether another try may go better, by the class of an error and the database's code for it.
+pub(crate) fn comes_again(class: ErrorClass, is_by_hand: bool, code: Option<&str>) -> bool {
+    match class {
+        ErrorClass::Permanent | ErrorClass::Fatal => false,
+        ErrorClass::Transient => is_by_hand || !code.is_some_and(|code| BROKEN_REFERENCES.contains(&code)),
+        ErrorClass::RunUnitAgain | ErrorClass::Infrastructure => true,
+    }
 }
 
 /// Whether a failure of this status may pass, so that the client is told when to come again. A 500 says nothing of the kind, and 501 and

@@ -66,6 +66,9 @@ pub(crate) enum Problem {
     Unavailable,
     /// The handler's response cannot be kept.
     ResponseRefused(&'static str),
+    /// The handler does not take its transaction.
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without the layer every handler is given its own"))]
+    Unprotected,
     NotFound,
 }
 
@@ -109,6 +112,7 @@ impl Problem {
             Self::ResponseRefused(_) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "response-refused", "The response cannot be kept")
             }
+            Self::Unprotected => (StatusCode::INTERNAL_SERVER_ERROR, "unprotected", "The operation is not protected"),
             Self::NotFound => (StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key"),
         }
     }
@@ -154,6 +158,11 @@ impl Problem {
                     .to_owned()
             }
             Self::ResponseRefused(what) => format!("Nothing of the request was kept: {what}."),
+            Self::Unprotected => {
+                "The operation's handler does not take its transaction. What it has done is not undone, and would be done \
+                 again."
+                    .to_owned()
+            }
             Self::NotFound => "No request with this key has ended or is in progress.".to_owned(),
         }
     }
@@ -179,6 +188,7 @@ impl Problem {
             | Self::NotKept { .. }
             | Self::Failed
             | Self::ResponseRefused(_)
+            | Self::Unprotected
             | Self::NotFound => None,
         }
     }
@@ -207,6 +217,7 @@ impl Problem {
             | Self::FailedForNow
             | Self::Unavailable
             | Self::ResponseRefused(_)
+            | Self::Unprotected
             | Self::NotFound => None,
         }
     }
@@ -292,7 +303,9 @@ impl Problem {
         let (kind, code) = match self {
             Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
             Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
-            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) => ("api_error", None),
+            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) | Self::Unprotected => {
+                ("api_error", None)
+            }
             Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
             Self::KeyMissing
             | Self::Unauthenticated

@@ -1,11 +1,16 @@
 //! Claims a request's key and runs the request, or finds the first one's answer.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
+    Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -29,6 +34,9 @@ pub(crate) enum Ended {
     Dropped(Response<Bytes>),
     /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
+    /// Nothing is kept, because the handler did not take its transaction.
+    #[cfg(feature = "axum")]
+    Unprotected,
     /// Nothing is kept, because a step failed or the handler did not end in time; with whether another try may succeed.
     #[cfg(feature = "axum")]
     Failed(Again),
@@ -85,6 +93,7 @@ impl<S: Store> Shared<S> {
         R: Runs<S>,
     {
         let received = gates::received_key(request.headers());
+        let method = request.method().clone();
         let trace = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
         let span = telemetry::request(self.engine.name(), route::method(request.method()), route.label(), trace);
         let counting = self.counts.begin(route.label(), &span);
@@ -96,7 +105,7 @@ impl<S: Store> Shared<S> {
         let answered = answered.instrument(span.clone()).await;
         let Answered { mut response, outcome } = answered.unwrap_or_else(|problem| self.problem(&problem));
         counting.answered(outcome, response.status());
-        answer::seal(&mut response, received.as_ref());
+        answer::seal(&mut response, &method, received.as_ref(), self.coded_after);
         response
     }
 
@@ -164,10 +173,13 @@ impl<S: Store> Shared<S> {
         mut runs: R,
         deadline: Instant,
     ) -> Result<Answered, Problem> {
+        // The key is claimed later, and is known for no less.
+        let known_until = self.known_until();
         let ended = self.claimed(admitted, &flight.tell, &mut runs, deadline).await;
         let (ran, own) = match ended {
             Ok(Ended::Done(ran, own)) => (ran, own),
             Ok(Ended::Dropped(mut response)) => {
+                answer::untold(response.headers_mut());
                 let outcome = if response.status().is_server_error() { "server-error" } else { "not-kept" };
                 if error::may_pass(response.status()) {
                     let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
@@ -183,24 +195,43 @@ impl<S: Store> Shared<S> {
                 return Err(Problem::ResponseRefused(what));
             }
             #[cfg(feature = "axum")]
+            Ok(Ended::Unprotected) => {
+                tracing::error!(
+                    { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
+                    "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
+                     leave the layer off its route"
+                );
+                return Err(Problem::Unprotected);
+            }
+            #[cfg(feature = "axum")]
             Ok(Ended::Failed(Again::Maybe)) => return Err(Problem::FailedForNow),
             #[cfg(feature = "axum")]
             Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
-        Ok(self.done(admitted, flight, ran, own).await)
+        Ok(self.done(admitted, flight, ran, own, known_until).await)
     }
 
-    async fn done(&self, admitted: &Admitted, flight: &Flight, ran: Ran, own: Option<Response<Bytes>>) -> Answered {
+    /// Until when a key that is claimed now is known.
+    fn known_until(&self) -> Option<SystemTime> {
+        match self.keys_for {
+            Retention::For(time) => self.engine.database_now()?.checked_add(time),
+            Retention::Forever => None,
+        }
+    }
+
+    async fn done(
+        &self,
+        admitted: &Admitted,
+        flight: &Flight,
+        ran: Ran,
+        own: Option<Response<Bytes>>,
+        known_until: Option<SystemTime>,
+    ) -> Answered {
         let times = match &ran.recorded {
             Some(recorded) => recorded.into(),
-            None => {
-                let expires_at = match self.keys_for {
-                    Retention::For(time) => self.engine.database_now().and_then(|now| now.checked_add(time)),
-                    Retention::Forever => None,
-                };
-                Times { processed_at: None, expires_at }
-            }
+            // The very first request of a process has nothing from before.
+            None => Times { processed_at: None, expires_at: known_until.or_else(|| self.known_until()) },
         };
         if flight.tell.has_company() {
             // Their answers give the time of this run, as all later answers will.
@@ -292,8 +323,6 @@ pub(crate) fn not_kept(recorded: &Recorded, why: NotKept) -> Problem {
 }
 
 fn comes_again(failure: &Failure) -> bool {
-    match failure.class {
-        ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => true,
-        ErrorClass::Permanent | ErrorClass::Fatal => false,
-    }
+    let is_by_hand = failure.error.as_ref().is_some_and(|error| error.class().is_some());
+    error::comes_again(failure.class, is_by_hand, failure.code.as_deref())
 }

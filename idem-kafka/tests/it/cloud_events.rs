@@ -31,9 +31,3 @@ async fn o26_another_sdk_reads_what_is_published_and_writes_what_is_read() {
     peer::reads("kafka", &published);
     peer::are_read(&written.iter().map(|held| held.message.clone()).collect::<Vec<_>>());
 }
-
-/// O26: requests over HTTP, as a handler behind one may get them.
-#[test]
-fn o26_requests_that_another_sdk_writes_are_read() {
-    peer::are_read(&peer::written("http"));
-}

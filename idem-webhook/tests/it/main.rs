@@ -8,5 +8,6 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+mod cloud_events;
 mod posts;
 mod receiver;

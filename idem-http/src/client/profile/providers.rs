@@ -48,6 +48,8 @@ impl Profile {
             .word("/type", "failed-for-now", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)
+            // It may have been done, and each try may do it again.
+            .word("/type", "unprotected", Meaning::KeptFailure)
             .word("/reason", "IDEMPOTENCY_IN_PROGRESS", Meaning::InProgress)
             .word("/reason", "IDEMPOTENT_ANSWER_NOT_KEPT", Meaning::AnswerGone)
             .word("/reason", "CONFLICTING_IDEMPOTENT_REQUEST", Meaning::KeyReused)

@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use http::Request;
 use http_body::Frame;
+use http_body_util::Full;
 use idem_core::ConfigError;
 use idem_http::{Fingerprint, HashSecret, Idempotency, Profile};
 use tower::ServiceExt as _;
@@ -143,12 +144,61 @@ async fn w20_a_digest_is_verified_and_given() {
     let wrong = send::<Memory>(&route, with("l", "sha-256=:RK/0qy18MlBSVnWgjwz6lZEWjP/lF5HF9bvEF8FabDg=:")).await;
     assert_eq!(wrong.status, 400, "{wrong:?}");
     for seen in [&first, &wrong] {
-        use base64::Engine as _;
-        use sha2::Digest as _;
-        let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(&seen.body));
-        assert_eq!(seen.header("content-digest"), Some(&*format!("sha-256=:{digest}:")), "problems have one too");
+        assert_eq!(seen.header("content-digest"), Some(&*digest_of(&seen.body)), "problems have one too");
     }
     assert_eq!(ground.paid().await.len(), 1);
+}
+
+fn digest_of(content: &[u8]) -> String {
+    use base64::Engine as _;
+    use sha2::Digest as _;
+    format!("sha-256=:{}:", base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(content)))
+}
+
+/// W20: the digest is of what is sent, and with an answer to HEAD or a 204 nothing is (RFC 9530, B.2).
+#[tokio::test]
+async fn w20_no_content_has_the_digest_of_nothing() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let none = send::<Memory>(&route, request("k", "status 204")).await;
+    assert_eq!((none.status, none.header("content-digest")), (204, Some(&*digest_of(b""))));
+    let ask = |method: &str| {
+        let asked = Request::builder().method(method).uri("/idempotency/k").header("authorization", "Bearer acme");
+        tower::ServiceExt::oneshot(payments.asks(["POST /t"]), asked.body(Full::new(Bytes::new())).unwrap())
+    };
+    let get = Seen::of(ask("GET").await.unwrap()).await;
+    let digest = digest_of(&get.body);
+    assert_eq!((get.header("content-digest"), get.header("repr-digest")), (Some(&*digest), None));
+    let head = Seen::of(ask("HEAD").await.unwrap()).await;
+    assert_eq!((head.header("content-digest"), head.header("repr-digest")), (Some(&*digest_of(b"")), Some(&*digest)));
+}
+
+/// W20: a layer outside of idem changes the bytes after their digest was made, so a service that has one says so, and sends none.
+#[tokio::test]
+async fn w20_what_is_coded_after_has_no_digest() {
+    let coded = async |mut response: axum::response::Response| {
+        let content = std::mem::take(response.body_mut());
+        let content = axum::body::to_bytes(content, usize::MAX).await.unwrap();
+        *response.body_mut() = content.iter().rev().copied().collect::<Vec<_>>().into();
+        response.headers_mut().insert("content-encoding", "x-reversed".parse().unwrap());
+        response
+    };
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    for (builder, has_digest) in [(builder(&ground), true), (builder(&ground).responses_are_coded_after(), false)] {
+        let payments = builder.build().unwrap();
+        let app = axum::Router::new()
+            .route_service("/t", route::<Memory>(&payments, &runs))
+            .route_service("/idempotency/{key}", payments.asks(["POST /t"]))
+            .layer(axum::middleware::map_response(coded));
+        let ask = Request::get("/idempotency/k").header("authorization", "Bearer acme");
+        for sent in [request("k", "one"), request("k", "one"), request("k", "two"), ask.body(Full::default()).unwrap()]
+        {
+            let seen = Seen::of(tower::ServiceExt::oneshot(app.clone(), sent).await.unwrap()).await;
+            let is_right = seen.header("content-digest").map(|digest| digest == digest_of(&seen.body));
+            assert_eq!(is_right, has_digest.then_some(false), "a strict client takes this for damage: {seen:?}");
+        }
+    }
 }
 
 /// W20: what is coded cannot be compared, and is refused in whatever way that is said; where a layer has decoded it, the digest is that
@@ -314,8 +364,13 @@ async fn w29_what_is_not_said_is_not_guessed() {
     assert!(field(new().single_tenant().build()).contains("hash_secret"));
     let ready = || new().single_tenant().plain_hashes();
     assert!(field(ready().keeps_header(http::header::SET_COOKIE).build()).contains("keeps_header"));
-    let day = idem_core::Retention::For(Duration::from_secs(25 * 3_600));
-    assert!(field(ready().profile(Profile::guardia()).keys_for(day).build()).contains("keys_for"));
+    for hours in [1, 25] {
+        let keys_for = idem_core::Retention::For(Duration::from_secs(hours * 3_600));
+        assert!(
+            field(ready().profile(Profile::guardia()).keys_for(keys_for).build()).contains("keys_for"),
+            "{hours} h"
+        );
+    }
     assert!(field(ready().wait_for_owner(Duration::from_secs(61)).build()).contains("wait_for_owner"));
     assert!(field(ready().lanes(0).build()).contains("lanes"));
     assert!(ready().build().is_ok());

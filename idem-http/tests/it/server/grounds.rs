@@ -36,6 +36,16 @@ pub(crate) trait Ground: Sized + 'static {
     }
 }
 
+/// A ground with foreign keys: `child` refers to `parent` at once, `late_child` at the commit.
+pub(crate) trait Sql: Ground {
+    fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a>;
+}
+
+const TABLES: &str = "CREATE TABLE paid (text text);
+    CREATE TABLE parent (id int PRIMARY KEY);
+    CREATE TABLE child (parent int REFERENCES parent);
+    CREATE TABLE late_child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);";
+
 fn fresh_name(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     // Seeded at random for each process: what a red test left behind must not meet this one.
@@ -86,7 +96,7 @@ impl Ground for Sqlite {
         let store = idem_sqlx::SqliteStore::open(&path).await.unwrap();
         store.migrate().await.unwrap();
         let new = Self { store: Arc::new(store), path };
-        sqlx::query("CREATE TABLE paid (text text)").execute(&mut new.connect().await).await.unwrap();
+        sqlx::raw_sql(TABLES).execute(&mut new.connect().await).await.unwrap();
         new
     }
 
@@ -104,6 +114,12 @@ impl Ground for Sqlite {
     async fn paid(&self) -> Vec<String> {
         let rows = sqlx::query_scalar("SELECT text FROM paid ORDER BY text");
         rows.fetch_all(&mut self.connect().await).await.unwrap()
+    }
+}
+
+impl Sql for Sqlite {
+    fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a> {
+        Box::pin(async move { Ok(sqlx::query(statement).execute(tx.connection()).await.map(drop)?) })
     }
 }
 
@@ -125,7 +141,7 @@ impl Drop for Sqlite {
 async fn schema() -> (SchemaName, sqlx::PgConnection) {
     let schema = SchemaName::new(fresh_name("h")).unwrap();
     let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
-    let create = format!("CREATE SCHEMA {0}; CREATE TABLE {0}.paid (text text)", schema.quoted());
+    let create = format!("CREATE SCHEMA {0}; SET search_path = {0}; {TABLES}", schema.quoted());
     sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
     (schema, connection)
 }
@@ -198,6 +214,12 @@ impl Ground for Postgres {
     }
 }
 
+impl Sql for Postgres {
+    fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a> {
+        Box::pin(async move { Ok(sqlx::query(statement).execute(tx.connection()).await.map(drop)?) })
+    }
+}
+
 impl Drop for Postgres {
     fn drop(&mut self) {
         drop_schema(&self.schema);
@@ -238,6 +260,12 @@ impl Ground for TokioPostgres {
 
     async fn transactions(&self) -> Vec<(String, String)> {
         transactions_in(&self.schema).await
+    }
+}
+
+impl Sql for TokioPostgres {
+    fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a> {
+        Box::pin(async move { Ok(tx.connection().execute(statement, &[]).await.map(drop)?) })
     }
 }
 

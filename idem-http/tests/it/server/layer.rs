@@ -12,7 +12,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, State},
-    response::{IntoResponse as _, Response},
+    response::{IntoResponse as _, Redirect, Response},
     routing::post,
 };
 use bytes::Bytes;
@@ -42,6 +42,8 @@ fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router
         .route("/slow", post(slow::<G>))
         .route("/held", post(held::<G>))
         .route("/plain", post(async || "nothing of the database"))
+        .route("/idle", post(async |_: Idem<G::Store>| fastrand::u64(..).to_string()))
+        .route("/elsewhere", post(async || Redirect::to("/idle")).put(async || StatusCode::NOT_FOUND))
         .route("/fail/{class}", post(fail::<G>))
         .route("/told", post(told::<G>))
         .layer(idempotency.layer())
@@ -181,9 +183,32 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
         let seen = send(&app, safe).await;
         assert_eq!((seen.status, seen.is_replayed()), (200, None), "it passes, whatever its headers: {seen:?}");
     }
-    // A handler that does not take its transaction is answered all the same.
-    let plain = send(&app, json("/plain", "x", "{}")).await;
-    assert_eq!((plain.status, plain.is_replayed()), (200, Some(false)));
+}
+
+/// A handler that does not take its transaction protects nothing, and must not look as if it did.
+pub(crate) async fn w24_a_handler_without_its_transaction_is_told<G: Ground>() {
+    let (ground, runs) = (G::new().await, Counted::default());
+    let app = app::<G>(&builder(&ground).build().unwrap(), &runs);
+    for path in ["/plain", "/elsewhere"] {
+        for _ in 0..2 {
+            let untaken = send(&app, json(path, "x", "{}")).await;
+            assert_eq!((untaken.status, untaken.header("retry-after")), (500, None), "{path}: {untaken:?}");
+            assert!(untaken.json()["type"].as_str().unwrap().ends_with("#unprotected"), "{path}: {untaken:?}");
+            assert_eq!(untaken.is_replayed(), None, "{path}: nothing is kept");
+        }
+    }
+    // Such as the router's own, which say that nothing was done.
+    for (path, status) in [("/nowhere", 404), ("/elsewhere", 404)] {
+        let mut refused = json(path, "r", "{}");
+        *refused.method_mut() = Method::PUT;
+        let seen = send(&app, refused).await;
+        assert_eq!((seen.status, seen.is_replayed()), (status, None), "{path}: {seen:?}");
+    }
+    // One that takes it may have nothing to write.
+    let first = send(&app, json("/idle", "i", "{}")).await;
+    let again = send(&app, json("/idle", "i", "{}")).await;
+    assert_eq!((first.status, again.status, &again.body), (200, 200, &first.body));
+    assert_eq!((first.is_replayed(), again.is_replayed()), (Some(false), Some(true)));
 }
 
 pub(crate) async fn w24_an_extractor_refuses_and_nothing_is_kept<G: Ground>() {

@@ -2,18 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::{Router, routing::post};
+use http::Uri;
 use idem_core::{
-    ErrorClass,
+    ErrorClass, HandlerError, Tx,
     bugs::{self, Bug},
     store::{Expiring, Removal, Removed, Store as _},
 };
-use idem_http::Idempotency;
+use idem_http::{Idem, Idempotency, StepError};
 use idem_testkit::{Fault, Operation};
 use sqlx::Connection as _;
 
 use super::{
-    grounds::{Ground, Memory, Postgres, url},
-    support::{Handler, Runs, builder, held, request, route, send},
+    grounds::{Ground, Memory, Postgres, Sql, url},
+    support::{Handler, Runs, Seen, builder, held, request, route, send},
 };
 
 /// The table at `HttpError`, row by row: the effect, whether the answer is kept, and what a repeat gets.
@@ -81,6 +83,55 @@ pub(crate) async fn w23_a_refusal_is_repeated_and_its_effect_is_not_there<G: Gro
     assert_eq!([a.status, b.status, c.status], [422; 3]);
     assert_eq!((&a.body, &b.body), (&b.body, &c.body));
     assert_eq!((ground.paid().await.len(), runs.begun()), (0, 1));
+}
+
+/// What references a row that is not there is refused by the statement or by the COMMIT: on each way in a failure for good, unless the
+/// handler says that the row will come. Nothing is kept.
+pub(crate) async fn w90_a_broken_reference_ends<G: Sql>() {
+    async fn insert<G: Sql>(tx: &mut Tx<'_, G::Store>, path: &str) -> Result<(), HandlerError> {
+        let at_once = "INSERT INTO child VALUES (7)";
+        match path.rsplit('/').next() {
+            Some("at-once") => G::execute(tx, at_once).await?,
+            Some("waits") => G::execute(tx, at_once).await.map_err(HandlerError::transient)?,
+            _ => G::execute(tx, "INSERT INTO late_child VALUES (7)").await?,
+        }
+        Ok(())
+    }
+    async fn behind_the_layer<G: Sql>(idem: Idem<G::Store>, uri: Uri) -> Result<&'static str, StepError> {
+        idem.with(move |tx| Box::pin(async move { insert::<G>(tx, uri.path()).await })).await?;
+        Ok("done")
+    }
+    let ground = G::new().await;
+    let payments = builder(&ground).build().unwrap();
+    let route = |template| {
+        payments.route(template, |request, tx| {
+            Box::pin(async move {
+                insert::<G>(tx, request.uri().path()).await?;
+                Ok(http::Response::new("done".into()))
+            })
+        })
+    };
+    let app = Router::new()
+        .route("/layer/{how}", post(behind_the_layer::<G>))
+        .layer(payments.layer())
+        .route_service("/route/{how}", route("/route/{how}"))
+        .route_service("/shared/{how}", route("/shared/{how}").shares_units(2).unwrap());
+    for way in ["layer", "route", "shared"] {
+        for (how, status, retry_after, slug) in [
+            ("at-once", 500, None, "#failed"),
+            ("at-the-commit", 500, None, "#failed"),
+            ("waits", 503, Some("1"), "#failed-for-now"),
+        ] {
+            for _ in 0..2 {
+                let mut sent = request(how, "{}");
+                *sent.uri_mut() = format!("/{way}/{how}").parse().unwrap();
+                let failed = Seen::of(tower::ServiceExt::oneshot(app.clone(), sent).await.unwrap()).await;
+                assert_eq!((failed.status, failed.header("retry-after")), (status, retry_after), "{way} {how}");
+                assert!(failed.json()["type"].as_str().unwrap().ends_with(slug), "{way} {how}: {failed:?}");
+                assert_eq!(failed.is_replayed(), None, "{way} {how}");
+            }
+        }
+    }
 }
 
 /// A database that is down: 503, and the handler never ran.

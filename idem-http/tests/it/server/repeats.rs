@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body::Frame;
 use http_body_util::Full;
-use idem_core::Store as _;
+use idem_core::{Retention, Store as _};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
@@ -41,6 +41,39 @@ pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
     assert_eq!(send::<G>(&route, request("k-1", "one")).await.body, first.body);
     assert_eq!(ground.paid().await, ["one"]);
     assert_eq!(runs.begun(), 1);
+}
+
+/// The key is known for its time from the claim on, so a slow first run must not be told of more.
+#[tokio::test(start_paused = true)]
+async fn w1_the_first_answer_promises_no_more_than_a_repeat() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    payments.start().await.unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let slow = async {
+        runs.until_begun(1).await;
+        tokio::time::advance(Duration::from_secs(20)).await;
+        runs.release(1);
+    };
+    let (first, ()) = tokio::join!(send::<Memory>(&route, held(request("k", "one"))), slow);
+    let again = send::<Memory>(&route, request("k", "one")).await;
+    assert_eq!((first.status, again.is_replayed()), (201, Some(true)), "{first:?}");
+    let (first, again) = (first.header("idempotency-expires"), again.header("idempotency-expires"));
+    assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
+}
+
+/// The engine's own setting does not end keys before the time that answers tell, nor beyond a profile's bounds.
+#[tokio::test]
+async fn w29_keys_are_known_for_as_long_as_is_said() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let minute = Retention::For(Duration::from_secs(60));
+    let payments = builder(&ground).engine(move |engine| engine.retention(minute)).build().unwrap();
+    payments.start().await.unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let first = send::<Memory>(&route, request("k", "one")).await;
+    let again = send::<Memory>(&route, request("k", "one")).await;
+    let (first, again) = (first.header("idempotency-expires"), again.header("idempotency-expires"));
+    assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
 }
 
 /// W2: three concurrent requests with one key, one debit, and all three get the same response.

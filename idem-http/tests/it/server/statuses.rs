@@ -65,6 +65,17 @@ fn check(what: &str, status: u16, fate: Fate, first: &Seen, again: &Seen) {
     }
     let replayed = fate.is_kept.then_some(true);
     assert_eq!((first.is_replayed(), again.is_replayed()), (replayed.map(|_| false), replayed), "{what}");
+    for (name, by_first, by_again) in
+        [("idempotency-expires", fate.is_kept, fate.is_kept), ("idempotency-processed-at", false, fate.is_kept)]
+    {
+        assert_eq!(
+            (first.header(name).is_some(), again.header(name).is_some()),
+            (by_first, by_again),
+            "{what}: {name}"
+        );
+        let is_ours = |seen: &Seen| seen.headers.get_all(name).iter().all(|at| !at.as_bytes().starts_with(b"2999"));
+        assert!(is_ours(first) && is_ours(again), "{what}: {name} is of the handler's");
+    }
     assert_eq!(first.body == again.body, fate.is_kept || fate.is_refused, "{what}: each run has a body of its own");
     // Only where it may pass, and another try runs, it is said when to come again.
     let comes_again = matches!(first.status, 502..=504).then_some("1");

@@ -36,6 +36,7 @@ on_every_store!(
     outcomes::w12_a_response_that_cannot_be_kept_has_no_effect,
     outcomes::w23_a_refusal_is_repeated_and_its_effect_is_not_there,
     layer::w24_a_handler_of_axum_has_its_effect_once,
+    layer::w24_a_handler_without_its_transaction_is_told,
     layer::w24_an_extractor_refuses_and_nothing_is_kept,
     layer::w15_a_failed_step_says_whether_to_come_again,
     layer::w30_a_handler_is_told_its_key_and_derives_others,
@@ -52,3 +53,22 @@ on_every_store!(
     shared::w84_a_client_that_is_gone_takes_nobody_with_it,
     shared::w85_one_key_in_one_group_is_one_operation,
 );
+
+mod with_foreign_keys {
+    use super::super::{grounds::*, outcomes::w90_a_broken_reference_ends};
+
+    #[tokio::test]
+    async fn w90_on_sqlite() {
+        w90_a_broken_reference_ends::<Sqlite>().await;
+    }
+
+    #[tokio::test]
+    async fn w90_on_postgres() {
+        w90_a_broken_reference_ends::<Postgres>().await;
+    }
+
+    #[tokio::test]
+    async fn w90_on_tokio_postgres() {
+        w90_a_broken_reference_ends::<TokioPostgres>().await;
+    }
+}

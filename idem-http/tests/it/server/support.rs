@@ -143,6 +143,10 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
             .header("content-type", "text/plain")
             .header("location", format!("/t/{number}"))
             .header("set-cookie", "session=secret")
+            // As of a server that it has asked.
+            .header("idempotent-replayed", "true")
+            .header("idempotency-expires", "2999-01-01T00:00:00Z")
+            .header("idempotency-processed-at", "2999-01-01T00:00:00Z")
             .body(Bytes::from(number.clone()))
             .unwrap()
     };

@@ -8,5 +8,6 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+mod fairness;
 mod posts;
 mod receiver;

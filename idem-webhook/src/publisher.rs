@@ -49,6 +49,23 @@ const PAUSES: [Duration; 9] = [
 /// The longest pause that an endpoint may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3_600);
 
+/// The headers of a connection and of a request's framing and routing (RFC 9110, 7.6.1), which are the client's own. With an
+/// event's `content-length` the endpoint would read another body than the one that is signed, and with its `host` another
+/// endpoint.
+const NOT_THE_EVENTS: [&str; 11] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// The least pause after a try that was not made, because the host was busy or the endpoint could not be found.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -226,7 +243,8 @@ fn headers(event: &OutgoingEvent, endpoint: &Endpoint) -> Result<HeaderMap, Even
             }
             (Err(_), _) | (_, Err(_)) => Err(waits_for_a_person(&format!("HTTP has no header {name:?} of that kind"))),
         };
-    for (name, value) in event.headers.iter() {
+    let is_the_clients = |name: &str| NOT_THE_EVENTS.iter().any(|own| name.eq_ignore_ascii_case(own));
+    for (name, value) in event.headers.iter().filter(|(name, _)| !is_the_clients(name)) {
         add(name, value.unwrap_or_default())?;
     }
     if let Some(content_type) = &event.content_type {

@@ -13,6 +13,7 @@ use rdkafka::{
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer, PurgeConfig},
     types::RDKafkaErrorCode as Code,
 };
+use tokio::time::Instant;
 
 use crate::{
     context::Log,
@@ -23,6 +24,10 @@ use crate::{
 /// How long a record may wait for its confirmation: less than a relay waits for the publisher, so that it learns the
 /// result of each event.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(7);
+
+/// For how long parts of a batch that was too large may begin. The last of them may wait for its confirmation too, and all of it
+/// takes less than a relay waits.
+const SPLIT_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long a record waits for company in its batch. They are handed over all at once.
 const LINGER_MS: &str = "1";
@@ -43,21 +48,39 @@ impl EventPublisher for KafkaPublisher {
                 return events.iter().map(|_| Err(refused())).collect();
             }
         };
-        // All are handed over before the first is waited for. The library sends those of one partition in this order, and
-        // with idempotence keeps it over its own retries.
-        let sent: Vec<_> = events.iter().map(|event| self.send(&producer, event)).collect();
-        let mut answers = Vec::with_capacity(events.len());
-        for sent in sent {
-            answers.push(match sent {
-                Ok(delivery) => match delivery.await {
-                    Ok(Ok(_)) => Ok(()),
-                    Ok(Err((error, _))) => Err(self.failed(error)),
-                    Err(_cancelled) => {
-                        Err(EventError::unconfirmed("the producer ended before the broker had answered").uncounted())
-                    }
-                },
-                Err(error) => Err(error),
-            });
+        let begun = Instant::now();
+        let in_parts = || Err(EventError::not_sent("the topic accepts only smaller batches of events").uncounted());
+        let mut answers: Vec<_> = events.iter().map(|_| in_parts()).collect();
+        // The broker refuses a batch as a whole, and the library splits none (librdkafka#1716). So events that were refused for
+        // their size go again in halves, and only one that is refused alone is too large itself. None overtakes another of its
+        // ordering key: a call has no two of one key.
+        let mut groups = vec![(0..events.len()).collect::<Vec<_>>()];
+        while begun.elapsed() < SPLIT_WITHIN
+            && let Some(group) = groups.pop()
+        {
+            // All are handed over before the first is waited for. The library sends those of one partition in this order, and
+            // with idempotence keeps it over its own retries.
+            let sent: Vec<_> = group.iter().map(|place| (*place, self.send(&producer, events[*place]))).collect();
+            let mut refused = Vec::new();
+            for (place, sent) in sent {
+                answers[place] = match sent {
+                    Ok(delivery) => match delivery.await {
+                        Ok(Ok(_)) => Ok(()),
+                        Ok(Err((error, _))) if group.len() > 1 && is_too_large(&error) => {
+                            refused.push(place);
+                            in_parts()
+                        }
+                        Ok(Err((error, _))) => Err(self.failed(error)),
+                        Err(_cancelled) => {
+                            Err(EventError::unconfirmed("the producer ended before the broker had answered")
+                                .uncounted())
+                        }
+                    },
+                    Err(error) => Err(error),
+                };
+            }
+            let second = refused.split_off(refused.len().div_ceil(2));
+            groups.extend([second, refused].into_iter().filter(|half| !half.is_empty()));
         }
         answers
     }
@@ -114,13 +137,11 @@ impl KafkaPublisher {
     fn failed(&self, error: KafkaError) -> EventError {
         let topic = &self.options.topic;
         match error.rdkafka_error_code() {
-            Some(code @ (Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::MessageBatchTooLarge)) => {
-                SourceError::does_not_fit(
-                    format!("the event is too large for topic {topic:?}: {}", words(code)),
-                    "Raise max.message.bytes of the topic, or declare the destination with a smaller payload_bytes_max",
-                )
-                .into()
-            }
+            Some(code) if is_too_large(&error) => SourceError::does_not_fit(
+                format!("the event is too large for topic {topic:?}: {}", words(code)),
+                "Raise max.message.bytes of the topic, or declare the destination with a smaller payload_bytes_max",
+            )
+            .into(),
             // Such as one without a key, where the topic is compacted.
             Some(code @ Code::InvalidRecord) => SourceError::does_not_fit(
                 format!("topic {topic:?} does not take the event: {}", words(code)),
@@ -135,4 +156,12 @@ impl KafkaPublisher {
             Some(_) | None => classify(&self.options, "publishing events", error).into(),
         }
     }
+}
+
+/// Whether an event, or the batch that it was in, is too large for its topic.
+fn is_too_large(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::MessageBatchTooLarge)
+    )
 }

@@ -9,6 +9,8 @@ mod addresses;
 #[cfg(feature = "publish")]
 mod endpoint;
 #[cfg(feature = "publish")]
+mod host;
+#[cfg(feature = "publish")]
 mod publisher;
 mod signature;
 

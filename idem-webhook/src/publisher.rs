@@ -18,11 +18,12 @@ use reqwest::{
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
     redirect::Policy,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
     addresses::{NotPublic, PublicOnly, is_public},
     endpoint::{Endpoint, Endpoints},
+    host::Host,
     signature,
 };
 
@@ -31,9 +32,6 @@ const ANSWER: Duration = Duration::from_secs(8);
 
 /// The most events in flight at once.
 const AT_ONCE: usize = 64;
-
-/// The most of them for one host.
-const AT_ONCE_A_HOST: usize = 4;
 
 /// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all.
 const PAUSES: [Duration; 9] = [
@@ -51,7 +49,24 @@ const PAUSES: [Duration; 9] = [
 /// The longest pause that an endpoint may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// The pause after a try that was not made, because the host was busy or the endpoint could not be found.
+/// The headers of a connection and of a request's framing and routing (RFC 9110, 7.6.1), which are the client's own. With an
+/// event's `content-length` the endpoint would read another body than the one that is signed, and with its `host` another
+/// endpoint.
+const NOT_THE_EVENTS: [&str; 11] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The least pause after a try that was not made, because the host was busy or the endpoint could not be found.
 const SOON: Duration = Duration::from_secs(1);
 
 /// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
@@ -61,7 +76,7 @@ pub struct WebhookPublisher {
     is_private_allowed: bool,
     is_plaintext_allowed: bool,
     cloud_events: Option<CloudEvents>,
-    hosts: Mutex<HashMap<String, Arc<Semaphore>>>,
+    hosts: Mutex<HashMap<String, Host>>,
 }
 
 impl fmt::Debug for WebhookPublisher {
@@ -127,12 +142,12 @@ impl WebhookPublisher {
         let endpoint = match self.endpoints.of(event).await {
             Ok(Some(endpoint)) => endpoint,
             Ok(None) => return Err(waits_for_a_person("there is no endpoint for it, or it is switched off")),
-            Err(source) => return Err(soon(source)),
+            Err(source) => return Err(soon(source, Duration::ZERO)),
         };
         let url = self.checked(&endpoint).map_err(waits_for_a_person)?;
-        let Some(_on_its_way) = self.permit(&url) else {
-            return Err(soon("its host has as many events on their way as it may have".into()));
-        };
+        let host = url.host_str().unwrap_or_default().to_owned();
+        let busy = "its host has as many events on their way as it may have";
+        let _place = self.place(&host).map_err(|in_line| soon(busy.into(), in_line))?;
         let wire = self.cloud_events.as_ref().map(|cloud_events| cloud_events.over_http(event));
         let (given, content_type, payload) = match &wire {
             Some(wire) => (&wire.headers, &wire.content_type, &wire.payload),
@@ -140,7 +155,10 @@ impl WebhookPublisher {
         };
         let headers = headers(event.key.as_str(), &endpoint, given, content_type.as_deref(), payload)?;
         let request = self.client.post(url).headers(headers).body(payload.clone());
-        match request.send().await {
+        let begun = Instant::now();
+        let answer = request.send().await;
+        self.took(&host, begun.elapsed());
+        match answer {
             Ok(response) => self.answered(event, &endpoint, &response).await,
             // The URL may contain a secret of the endpoint's owner.
             Err(error) => Err(later(event, not_answered(error.without_url()), None)),
@@ -165,16 +183,21 @@ impl WebhookPublisher {
         Ok(url)
     }
 
-    /// A place among the events in flight to this host; `None` if none is free.
-    fn permit(&self, url: &Url) -> Option<OwnedSemaphorePermit> {
-        let host = url.host_str().unwrap_or_default().to_owned();
+    /// A place among the events in flight to this host, or how long the event waits in line for one.
+    fn place(&self, host: &str) -> Result<OwnedSemaphorePermit, Duration> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         // Forget hosts without events in flight, or the map would grow with every endpoint that ever existed.
         if hosts.len() > 2 * AT_ONCE {
-            hosts.retain(|_, places| places.available_permits() < AT_ONCE_A_HOST);
+            hosts.retain(|_, host| !host.is_idle());
         }
-        let places = hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE_A_HOST)));
-        Arc::clone(places).try_acquire_owned().ok()
+        let now = Instant::now();
+        hosts.entry(host.to_owned()).or_insert_with(|| Host::new(now)).place(now)
+    }
+
+    fn took(&self, host: &str, time: Duration) {
+        if let Some(host) = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get_mut(host) {
+            host.took(time);
+        }
     }
 
     async fn answered(&self, event: &OutgoingEvent, to: &Endpoint, response: &Response) -> Result<(), EventError> {
@@ -242,7 +265,8 @@ fn headers(
             }
             (Err(_), _) | (_, Err(_)) => Err(waits_for_a_person(&format!("HTTP has no header {name:?} of that kind"))),
         };
-    for (name, value) in given.iter() {
+    let is_the_clients = |name: &str| NOT_THE_EVENTS.iter().any(|own| name.eq_ignore_ascii_case(own));
+    for (name, value) in given.iter().filter(|(name, _)| !is_the_clients(name)) {
         add(name, value.unwrap_or_default())?;
     }
     if let Some(content_type) = content_type {
@@ -260,9 +284,9 @@ fn waits_for_a_person(problem: &str) -> EventError {
     EventError::DoesNotFit { problem: format!("the event was not delivered: {problem}") }
 }
 
-/// The try was not made.
-fn soon(source: BoxError) -> EventError {
-    let after = Some(SOON + SOON.mul_f64(fastrand::f64()));
+/// The try was not made. The next one comes soon after the event's wait in line.
+fn soon(source: BoxError, in_line: Duration) -> EventError {
+    let after = Some(in_line + SOON + SOON.mul_f64(fastrand::f64()));
     EventError::Later { source, may_be_sent: false, after, counted: false }
 }
 

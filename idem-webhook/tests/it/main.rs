@@ -9,5 +9,6 @@
 )]
 
 mod cloud_events;
+mod fairness;
 mod posts;
 mod receiver;

@@ -103,6 +103,24 @@ async fn o19_the_reference_verifier_accepts_each_secret() {
     }
 }
 
+/// What a handler calls `host` or `content-length`, as it may for Kafka, changes neither the request nor its body.
+#[tokio::test]
+async fn headers_of_the_request_itself_are_not_the_events() {
+    let receiver = Receiver::new([]).await;
+    let publisher = own(receiver.url("/"));
+    let names = ["connection", "content-length", "expect", "Host", "keep-alive", "proxy-authorization"];
+    let more = ["proxy-connection", "te", "trailer", "Transfer-Encoding", "upgrade"];
+    for name in names.into_iter().chain(more) {
+        let mut event = event(0);
+        event.headers.push(name, Some("3".into()));
+        post(&publisher, &event).await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let arrived = receiver.posts().pop().unwrap();
+        assert_eq!(&*arrived.body, br#"{"cents":1177}"#, "{name}");
+        assert_eq!(arrived.headers["idemcause"], "order-0");
+        assert!(arrived.headers.get(name).is_none_or(|value| value != "3"), "{name}");
+    }
+}
+
 /// O20: every answer but a confirmation is followed by another try, when the endpoint wants it or after longer and longer
 /// pauses, ten times over three days; then a person decides.
 #[tokio::test]

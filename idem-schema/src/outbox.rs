@@ -5,6 +5,7 @@ mod passing;
 mod plain;
 mod results;
 mod statements;
+mod turns;
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,12 +43,13 @@ const MARKING_ROUNDS: usize = 100;
 pub struct SqlOutbox<D> {
     driver: Arc<D>,
     passing: passing::Passing,
+    turns: turns::Turns,
 }
 
 impl<D: BookkeepingDriver> SqlOutbox<D> {
     /// The outbox through this driver. Nothing is connected yet.
     pub fn new(driver: Arc<D>) -> Self {
-        Self { driver, passing: passing::Passing::default() }
+        Self { driver, passing: passing::Passing::default(), turns: turns::Turns::default() }
     }
 
     fn sql(&self) -> &OutboxStatements {
@@ -115,6 +117,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     }
 
     async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
+        let _turn = self.turns.of(destination).await;
         let parameters = [destination.0.into(), relay.into(), microseconds(time).unwrap_or(i64::MAX).into()];
         let row = row(&*self.driver, "leasing a destination", &self.sql().lease, &parameters).await?;
         Ok(if row.get("mine")? {
@@ -127,6 +130,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     }
 
     async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError> {
+        let _turn = self.turns.of(destination).await;
         let parameters = [destination.0.into(), relay.into()];
         self.driver.rows("releasing a destination", &self.sql().release, &parameters).await.map(|_| ())
     }
@@ -143,6 +147,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
             if behind.is_empty() {
                 return Ok(next);
             }
+            let _turn = self.turns.of(destination).await;
             let parameters = [destination.0.into(), behind.as_slice().into()];
             self.driver.rows("marking events", &self.sql().mark_behind, &parameters).await?;
             if !next.is_empty() {
@@ -163,6 +168,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         if ends.is_empty() {
             return Ok(());
         }
+        let _turn = self.turns.of(destination).await;
         let others = Value::Array(others).to_string();
         let parameters = [destination.0.into(), published.as_slice().into(), others.as_str().into()];
         self.driver.rows("settling events", &self.sql().settle, &parameters).await.map(|_| ())

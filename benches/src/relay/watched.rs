@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -150,6 +150,8 @@ impl Outbox for Timed {
 #[derive(Debug, Default)]
 pub(super) struct Stopwatch {
     committed: Mutex<Vec<Instant>>,
+    /// The first number that counts.
+    from: AtomicUsize,
     took: Mutex<Vec<Duration>>,
 }
 
@@ -161,7 +163,17 @@ impl Stopwatch {
         committed.extend(std::iter::repeat_n(Instant::now(), events));
     }
 
+    /// Begins anew: what was committed before does not count, whenever it is confirmed.
+    pub(super) fn restart(&self) {
+        let committed = self.committed.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.from.store(committed, Ordering::Relaxed);
+        self.taken();
+    }
+
     pub(super) fn confirmed(&self, number: usize) {
+        if number < self.from.load(Ordering::Relaxed) {
+            return;
+        }
         let begun = self.committed.lock().unwrap_or_else(PoisonError::into_inner).get(number).copied();
         let mut took = self.took.lock().unwrap_or_else(PoisonError::into_inner);
         took.extend(begun.map(|begun| begun.elapsed()));

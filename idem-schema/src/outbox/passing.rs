@@ -58,6 +58,7 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
             return;
         }
         let Some((writers, drawn)) = self.passing.due(destination, events) else { return };
+        let _turn = self.turns.of(destination).await;
         let parameters = [destination.0.into(), writers.as_deref().into(), drawn.into()];
         let told = async {
             let told = row(&*self.driver, "passing by what was published", statement, &parameters).await?;

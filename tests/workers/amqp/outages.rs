@@ -30,9 +30,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         fixture.send(sent..sent + each).await;
         fixture.until_purchases(sent + each / 10).await;
         sent += each;
-        for server in outage {
-            servers.restart(server);
-        }
+        servers.restart_all(outage);
         fixture.until_purchases(sent).await;
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }

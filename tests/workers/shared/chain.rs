@@ -137,9 +137,7 @@ pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, serv
         link.send(sent..sent + wave).await;
         link.accounts().until_purchases(sent + wave / 10).await;
         sent += wave;
-        for server in *outage {
-            servers.restart(server);
-        }
+        servers.restart_all(outage);
         link.accounts().until_purchases(sent - wave / 2).await;
         accounts.kill().await;
         accounts = link.start_accounts(&[]);

@@ -14,8 +14,17 @@ impl OwnServers {
     /// Starts these, with data of their own in the set of this name, on ports so far away from those of the shared servers.
     pub(crate) fn up(set: &'static str, port_offset: u32, names: &[&str]) -> Self {
         let servers = Self { set, port_offset };
-        servers.run(&[&["up"], names].concat());
+        Self::each(names, |name| servers.up_again(name));
         servers
+    }
+
+    fn each(names: &[&str], run: impl Fn(&str) + Sync) {
+        let run = &run;
+        std::thread::scope(|scope| {
+            for name in names {
+                scope.spawn(move || run(name));
+            }
+        });
     }
 
     pub(crate) fn url(&self, name: &str) -> String {
@@ -31,6 +40,11 @@ impl OwnServers {
     /// Stops it as after a crash, and starts it again.
     pub(crate) fn restart(&self, name: &str) {
         self.run(&["restart", name, "--immediate"]);
+    }
+
+    /// The same with all of these at once.
+    pub(crate) fn restart_all(&self, names: &[&str]) {
+        Self::each(names, |name| self.restart(name));
     }
 
     /// A new, empty PostgreSQL of this name, in the place of an old one: a primary, or a standby of this one. Answers its URL.
@@ -61,6 +75,7 @@ impl OwnServers {
         let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../servers"))
             .args(arguments)
             .env("IDEM_SERVERS_SET", self.set)
+            .env("IDEM_SERVERS_FOR", "tests")
             .env("IDEM_PORT_OFFSET", (outer + self.port_offset).to_string())
             .output()
             .expect("./servers runs");

@@ -120,7 +120,9 @@ DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?2)) 
 
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
-WITH counted AS MATERIALIZED (
+SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago
+FROM (WITH counted AS MATERIALIZED (
     SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
         SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
@@ -138,10 +140,7 @@ WITH counted AS MATERIALIZED (
         WHERE ?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
     ) AS n
     FROM "{schema}_outbox_destinations" AS d
-)
-SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
-    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago
-FROM counted ORDER BY name"#;
+) SELECT * FROM counted) ORDER BY name"#;
 
 const LIST_EVENTS: &str = r#"
 SELECT o.number, {event}, NULL AS payload, ?4 - {first_sent} AS first_sent_ago, d.name AS destination,

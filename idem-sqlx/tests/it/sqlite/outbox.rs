@@ -43,6 +43,20 @@ async fn answers_are_removed_with_their_records() {
     assert_eq!(file.ask("SELECT CAST(count(*) AS TEXT) FROM idem_processed_results").await, ["1"]);
 }
 
+/// O38: a relay's looks wait for no writer, and no writer waits for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn o38_looks_at_the_outbox_do_not_write() {
+    let (file, store) = fresh().await;
+    store.plain_outbox("billing", ["payments"]).await.unwrap();
+    let outbox = Arc::clone(&store).outbox().unwrap();
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let mut other = file.connect().await;
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    assert!(outbox.next(id, 10, 1_000).await.unwrap().is_empty());
+    assert!(outbox.events(None, None, 10).await.unwrap().is_empty());
+    assert_eq!(outbox.backlog(None).await.unwrap().len(), 1);
+}
+
 /// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
 #[tokio::test]
 async fn a_plain_outbox_commits_with_its_callers_transaction() {

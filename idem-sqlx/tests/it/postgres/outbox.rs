@@ -244,9 +244,9 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     fixture.drop().await;
 }
 
-/// O41: whoever has one destination's row locked holds no other destination back, and no connection but one.
+/// O44: whoever has one destination's row locked holds no other destination back, and no connection but one.
 #[tokio::test]
-async fn o41_a_locked_destination_holds_no_other_back() {
+async fn o44_a_locked_destination_holds_no_other_back() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
     let ids = outbox.declare(&["locked".into(), "free".into()]).await.unwrap();

@@ -131,7 +131,7 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.run(rows).await;
     let first = outbox.next(id, 10, 1_000_000).await.unwrap();
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
-    outbox.settle(id, &[(first[0].number, end)]).await.unwrap();
+    outbox.settle(id, &[(&first[0], end)]).await.unwrap();
     let others = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
     let mut connection = fixture.connect().await;
@@ -164,7 +164,7 @@ async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usi
     let mut gone = 0;
     while gone < events + there {
         let next = outbox.next(id, 2_000, 1_000_000).await.unwrap();
-        let ends: Vec<_> = next.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        let ends: Vec<_> = next.iter().map(|event| (event, EventEnd::Published)).collect();
         outbox.settle(id, &ends).await.unwrap();
         gone += ends.len();
     }
@@ -195,7 +195,7 @@ async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet
     late.commit().await.unwrap();
     let next = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["late"]);
-    outbox.settle(id, &[(next[0].number, EventEnd::Published)]).await.unwrap();
+    outbox.settle(id, &[(&next[0], EventEnd::Published)]).await.unwrap();
 
     published(&fixture, &outbox, 24_000).await;
     let afterwards = pending_from(&fixture).await;
@@ -225,7 +225,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     let fails = outbox.next(id, 10, 1_000_000).await.unwrap();
     let (retried, skipped) = (fails[0].number, fails[2].number);
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
-    outbox.settle(id, &[(retried, end.clone()), (skipped, end)]).await.unwrap();
+    outbox.settle(id, &[(&fails[0], end.clone()), (&fails[2], end)]).await.unwrap();
     let next = async || {
         let next = outbox.next(id, 10, 1_000_000).await.unwrap();
         next.iter().map(|event| event.key.as_str().to_owned()).collect::<Vec<_>>()
@@ -239,7 +239,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
     assert_eq!(outbox.retry(&[retried]).await.unwrap(), 1);
     assert_eq!(next().await, ["a1"]);
-    outbox.settle(id, &[(retried, EventEnd::Published)]).await.unwrap();
+    outbox.settle(id, &[(&fails[0], EventEnd::Published)]).await.unwrap();
     assert_eq!(next().await, ["a2"]);
     fixture.drop().await;
 }

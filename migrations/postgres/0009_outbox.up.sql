@@ -368,7 +368,8 @@ $idem$;
 -- Lets the looks at a destination begin further on, past what was published. A number that is drawn may be committed long
 -- after higher ones, so this is done in two calls: the first answers the last number that was drawn, and which transactions
 -- write to the outbox then; whoever draws a number has the lock of a writer before that. When the second finds none of these
--- any more, all that they drew is committed or never will be. Both answer what the next call is to be given.
+-- any more, all that they drew is committed or never will be. Both answer what the next call is to be given. What another server
+-- has answered says nothing of the numbers and transactions of this one, and the call is a first one.
 CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bigint, OUT writers text, OUT last bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -379,17 +380,20 @@ CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bi
     AS $idem$
 DECLARE
     of_outbox CONSTANT oid := '{schema}.outbox'::regclass;
+    server CONSTANT text := {schema}.server_identity();
+    writing text[];
     begins bigint;
     first bigint;
 BEGIN
     -- Before the writers, so that each who has drawn it or a lower one is among them.
     SELECT s.last_value - (NOT s.is_called)::int FROM {schema}.outbox_numbers AS s INTO last;
     -- A prepared transaction has no process, and is known by another name than before.
-    SELECT coalesce(string_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END, ','), '')
+    SELECT coalesce(array_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END), '{}')
     FROM pg_locks AS l
     WHERE l.locktype = 'relation' AND l.relation = of_outbox AND l.mode = 'RowExclusiveLock' AND l.granted
         AND l.database = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())
-    INTO writers;
+    INTO writing;
+    writers := server || E'\n' || array_to_string(writing, ',');
     PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
     SELECT d.pending_from FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO begins;
     IF begins > last + 1 THEN
@@ -398,8 +402,8 @@ BEGIN
         RETURN;
     END IF;
     -- Under another isolation what follows would be an older look than that at the writers.
-    IF before IS NULL OR current_setting('transaction_isolation') <> 'read committed'
-        OR string_to_array(writers, ',') && (string_to_array(before, ',') || 'prepared'::text) THEN
+    IF before IS NULL OR split_part(before, E'\n', 1) <> server OR current_setting('transaction_isolation') <> 'read committed'
+        OR writing && (string_to_array(split_part(before, E'\n', 2), ',') || 'prepared'::text) THEN
         RETURN;
     END IF;
     SELECT o.number FROM {schema}.outbox AS o

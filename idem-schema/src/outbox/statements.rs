@@ -55,8 +55,8 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
 
     /// Lets looks begin past what was published. Parameters: 1 destination `int4`, 2 the writers and 3 the number that the call
-    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, `last int8`. Empty where
-    /// nothing that was published is met again.
+    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, with the server in it, because
+    /// they say nothing of another one, and `last int8`. Empty where nothing that was published is met again.
     raise_pending: "SELECT writers, last FROM {schema}.raise_pending($1::int4, $2::text, $3::int8)";
 
     /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]` and 3 their keys `text[]`, 4 the others

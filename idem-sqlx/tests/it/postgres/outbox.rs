@@ -211,6 +211,22 @@ async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet
     fixture.drop().await;
 }
 
+/// O42: which numbers were drawn, and by whom, is known of one server: another one, which takes over, may draw them again.
+#[tokio::test]
+async fn o42_what_is_known_of_another_server_passes_nothing() {
+    let fixture = Fixture::new().await;
+    fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    fixture.run("SELECT nextval('outbox_numbers') FROM generate_series(1, 9)").await;
+    let call = |writers: &str| format!("raise_pending((SELECT id FROM outbox_destinations), {writers}, 9)");
+    let writers = fixture.text(format!("SELECT writers FROM {}", call("NULL"))).await;
+    assert!(writers.starts_with(&fixture.text("SELECT server_identity()").await), "{writers}");
+    fixture.run(format!("SELECT {}", call(&format!("'another {writers}'")))).await;
+    assert_eq!(pending_from(&fixture).await, 0);
+    fixture.run(format!("SELECT {}", call(&format!("'{writers}'")))).await;
+    assert_eq!(pending_from(&fixture).await, 10);
+    fixture.drop().await;
+}
+
 /// O32: an event that is let go again, and those behind it, are found however far on looks begin.
 #[tokio::test]
 async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed() {

@@ -239,7 +239,7 @@ impl Outbox for NullOutbox {
         Ok(Vec::new())
     }
 
-    async fn settle(&self, _: DestinationId, _: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+    async fn settle(&self, _: DestinationId, _: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
         nothing()
     }
 

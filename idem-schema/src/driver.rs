@@ -34,6 +34,8 @@ pub enum Parameter<'p> {
     Uuid(Option<Uuid>),
     /// `int8[]`.
     Int8s(&'p [i64]),
+    /// `text[]`.
+    Texts(&'p [&'p str]),
 }
 
 macro_rules! from {
@@ -59,6 +61,7 @@ from! {
     Uuid => Uuid;
     Option<Uuid> => Uuid;
     &'p [i64] => Int8s;
+    &'p [&'p str] => Texts;
 }
 
 /// A database as bookkeeping needs it, which is written once: one statement at a time, each in a transaction of its own. Every

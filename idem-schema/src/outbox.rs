@@ -157,11 +157,14 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         Ok(Vec::new())
     }
 
-    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
-        let (mut published, mut others) = (Vec::new(), Vec::new());
-        for (number, end) in ends {
-            match unpublished(*number, end) {
-                None => published.push(number.0),
+    async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
+        let (mut published, mut keys, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for (event, end) in ends {
+            match unpublished(event, end) {
+                None => {
+                    published.push(event.number.0);
+                    keys.push(event.key.as_str());
+                }
                 Some(other) => others.push(other),
             }
         }
@@ -170,7 +173,8 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         }
         let _turn = self.turns.of(destination).await;
         let others = Value::Array(others).to_string();
-        let parameters = [destination.0.into(), published.as_slice().into(), others.as_str().into()];
+        let (published, keys) = (published.as_slice(), keys.as_slice());
+        let parameters = [destination.0.into(), published.into(), keys.into(), others.as_str().into()];
         self.driver.rows("settling events", &self.sql().settle, &parameters).await.map(|_| ())
     }
 
@@ -206,7 +210,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
 }
 
 /// What became of an event, as an object for the statement; `None` where it was published.
-fn unpublished(number: EventNumber, end: &EventEnd) -> Option<Value> {
+fn unpublished(event: &OutgoingEvent, end: &EventEnd) -> Option<Value> {
     let (state, after, error, may_be_sent, counted) = match end {
         EventEnd::Published => return None,
         EventEnd::Later { after, error, may_be_sent, counted } => {
@@ -219,7 +223,8 @@ fn unpublished(number: EventNumber, end: &EventEnd) -> Option<Value> {
     let error = error.replace('\0', "\u{fffd}");
     let state = state.number();
     Some(json!({
-        "number": number.0, "state": state, "after": after, "error": error, "may_be_sent": may_be_sent, "counted": counted,
+        "number": event.number.0, "key": event.key.as_str(), "state": state, "after": after, "error": error,
+        "may_be_sent": may_be_sent, "counted": counted,
     }))
 }
 

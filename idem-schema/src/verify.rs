@@ -90,7 +90,7 @@ const FUNCTIONS: [&str; 16] = [
     "remove_expired(text, bigint, bigint)",
     "retry_events(bigint[])",
     "server_identity()",
-    "settle_events(integer, bigint[], json)",
+    "settle_events(integer, bigint[], text[], json)",
     "skip_events(bigint[])",
 ];
 

@@ -335,6 +335,7 @@ pub(crate) fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<
         idem_schema::Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
         idem_schema::Parameter::Uuid(id) => (id, Type::UUID),
         idem_schema::Parameter::Int8s(numbers) => (numbers, Type::INT8_ARRAY),
+        idem_schema::Parameter::Texts(texts) => (texts, Type::TEXT_ARRAY),
     }
 }
 

@@ -76,7 +76,7 @@ DROP TABLE {schema}.processed_results;
 DROP FUNCTION {schema}.skip_events(bigint[]);
 DROP FUNCTION {schema}.raise_pending(int, text, bigint);
 DROP FUNCTION {schema}.retry_events(bigint[]);
-DROP FUNCTION {schema}.settle_events(int, bigint[], json);
+DROP FUNCTION {schema}.settle_events(int, bigint[], text[], json);
 DROP FUNCTION {schema}.let_followers_go(int, bytea[]);
 DROP FUNCTION {schema}.mark_behind(int, bigint[]);
 DROP FUNCTION {schema}.next_events(int, bigint, bigint);

@@ -250,8 +250,10 @@ END
 $idem$;
 
 -- Notes what became of events: those that were published are removed, the others are an array of objects with the number,
--- the state, after how many microseconds, the error, whether it may have been sent and whether it counts.
-CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], others json) RETURNS bigint
+-- the key, the state, after how many microseconds, the error, whether it may have been sent and whether it counts. A number names
+-- one event only as long as nothing is lost: a server that takes over without the last commits draws those numbers again. So an
+-- event is settled by its key too, by which its receivers know it; where none is given, by its number alone.
+CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], keys text[], others json) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -262,7 +264,7 @@ CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], o
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
-    keys bytea[];
+    ordering_keys bytea[];
     more bytea[];
     settled bigint := 0;
     one record;
@@ -272,14 +274,16 @@ BEGIN
     SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
     -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
     FOR one IN SELECT s.* FROM json_to_recordset(others)
-        AS s (number bigint, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
+        AS s (number bigint, key text, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
     LOOP
         SELECT f.ctid FROM {schema}.outbox AS f
-        WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number AND f.state = 0
+        WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number
+            AND f.event_key = one.key AND f.state = 0
         ORDER BY f.number LIMIT 1 INTO place;
         IF NOT FOUND THEN
             SELECT f.ctid FROM {schema}.outbox AS f
-            WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number AND f.state <> 0
+            WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number
+                AND f.event_key = one.key AND f.state <> 0
             ORDER BY f.number LIMIT 1 INTO place;
         END IF;
         UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
@@ -292,27 +296,29 @@ BEGIN
     END LOOP;
     WITH gone AS (
         DELETE FROM {schema}.outbox AS o
-        WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
+        WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published, keys) AS p (number, event_key) CROSS JOIN LATERAL (
             SELECT f.ctid AS place FROM {schema}.outbox AS f
-            WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number AND f.state = 0
+            WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
+                AND f.event_key = coalesce(p.event_key, f.event_key) AND f.state = 0
             ORDER BY f.number LIMIT 1) AS found))
         RETURNING o.ordering_key
     )
-    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO keys;
-    IF cardinality(keys) < cardinality(published) THEN
+    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO ordering_keys;
+    IF cardinality(ordering_keys) < cardinality(published) THEN
         WITH gone AS (
             DELETE FROM {schema}.outbox AS o
-            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
+            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published, keys) AS p (number, event_key) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
-                WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number AND f.state <> 0
+                WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
+                    AND f.event_key = coalesce(p.event_key, f.event_key) AND f.state <> 0
                 ORDER BY f.number LIMIT 1) AS found))
             RETURNING o.ordering_key
         )
         SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
-        keys := keys || more;
+        ordering_keys := ordering_keys || more;
     END IF;
-    PERFORM {schema}.let_followers_go(of_destination, keys);
-    RETURN settled + cardinality(keys);
+    PERFORM {schema}.let_followers_go(of_destination, ordering_keys);
+    RETURN settled + cardinality(ordering_keys);
 END
 $idem$;
 
@@ -362,7 +368,8 @@ $idem$;
 -- Lets the looks at a destination begin further on, past what was published. A number that is drawn may be committed long
 -- after higher ones, so this is done in two calls: the first answers the last number that was drawn, and which transactions
 -- write to the outbox then; whoever draws a number has the lock of a writer before that. When the second finds none of these
--- any more, all that they drew is committed or never will be. Both answer what the next call is to be given.
+-- any more, all that they drew is committed or never will be. Both answer what the next call is to be given. What another server
+-- has answered says nothing of the numbers and transactions of this one, and the call is a first one.
 CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bigint, OUT writers text, OUT last bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -373,17 +380,20 @@ CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bi
     AS $idem$
 DECLARE
     of_outbox CONSTANT oid := '{schema}.outbox'::regclass;
+    server CONSTANT text := {schema}.server_identity();
+    writing text[];
     begins bigint;
     first bigint;
 BEGIN
     -- Before the writers, so that each who has drawn it or a lower one is among them.
     SELECT s.last_value - (NOT s.is_called)::int FROM {schema}.outbox_numbers AS s INTO last;
     -- A prepared transaction has no process, and is known by another name than before.
-    SELECT coalesce(string_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END, ','), '')
+    SELECT coalesce(array_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END), '{}')
     FROM pg_locks AS l
     WHERE l.locktype = 'relation' AND l.relation = of_outbox AND l.mode = 'RowExclusiveLock' AND l.granted
         AND l.database = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())
-    INTO writers;
+    INTO writing;
+    writers := server || E'\n' || array_to_string(writing, ',');
     PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
     SELECT d.pending_from FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO begins;
     IF begins > last + 1 THEN
@@ -392,8 +402,8 @@ BEGIN
         RETURN;
     END IF;
     -- Under another isolation what follows would be an older look than that at the writers.
-    IF before IS NULL OR current_setting('transaction_isolation') <> 'read committed'
-        OR string_to_array(writers, ',') && (string_to_array(before, ',') || 'prepared'::text) THEN
+    IF before IS NULL OR split_part(before, E'\n', 1) <> server OR current_setting('transaction_isolation') <> 'read committed'
+        OR writing && (string_to_array(split_part(before, E'\n', 2), ',') || 'prepared'::text) THEN
         RETURN;
     END IF;
     SELECT o.number FROM {schema}.outbox AS o
@@ -414,7 +424,7 @@ DECLARE
     skipped bigint := 0;
 BEGIN
     FOR of_destination IN SELECT d.id FROM {schema}.outbox_destinations AS d ORDER BY d.id LOOP
-        skipped := skipped + {schema}.settle_events(of_destination, numbers, '[]');
+        skipped := skipped + {schema}.settle_events(of_destination, numbers, '{}', '[]');
     END LOOP;
     RETURN skipped;
 END
@@ -531,7 +541,7 @@ $idem$;
 -- Functions are everybody's by default. Where the group roles are there already, workers go on before their script is run
 -- again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]),
+    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]),
     {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) FROM PUBLIC;
 
@@ -543,7 +553,7 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-            {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
+            {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
             {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
             {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
     END IF;

@@ -57,7 +57,7 @@ ALTER FUNCTION {schema}.first_sent(smallint, timestamptz, timestamptz, timestamp
 ALTER FUNCTION {schema}.count_events(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.mark_behind(int, bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.let_followers_go(int, bytea[]) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.settle_events(int, bigint[], json) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.settle_events(int, bigint[], text[], json) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.retry_events(bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.skip_events(bigint[]) OWNER TO idem_migrator;
@@ -87,7 +87,7 @@ GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
     {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
+    {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
     {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
 

@@ -88,9 +88,9 @@ fn in_the_store() -> Vec<Planted> {
             "consumers and tenants are numbered as they come, also by a server that has lost some (J63)",
         ),
         planted(
-            Defect::NumbersEventsAgain,
+            Defect::SettlesByNumberAlone,
             Theme::Any,
-            "a server that takes over numbers events like those that it has lost",
+            "what became of an event that a server has lost is noted of another one of its number (O41)",
         ),
         planted(Defect::CleansLiveRecords, Theme::Small, "cleanup removes records that have not expired"),
         planted(Defect::DroppedUnitsHoldKeys, Theme::Small, "a unit whose process died holds its keys for ever"),

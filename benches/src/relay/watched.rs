@@ -113,7 +113,7 @@ impl Outbox for Timed {
         events
     }
 
-    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+    async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
         let begun = Instant::now();
         let settled = self.outbox.settle(destination, ends).await;
         self.settle.add(begun, ends.len());

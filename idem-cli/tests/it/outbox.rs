@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
-    outbox::{DestinationId, EventEnd, EventNumber, Leased, Outbox},
+    outbox::{DestinationId, EventEnd, Leased, Outbox},
 };
 use idem_testkit::Decide as _;
 
@@ -52,7 +52,9 @@ impl<S: Store> Subject<S> {
 
     async fn fail(&self, event: i64, error: &str) {
         let end = EventEnd::Failed { error: error.to_owned(), may_be_sent: true };
-        self.outbox.settle(self.payments, &[(EventNumber(event), end)]).await.unwrap();
+        let next = self.outbox.next(self.payments, 100, 1 << 20).await.unwrap();
+        let event = next.iter().find(|next| next.number.0 == event).unwrap();
+        self.outbox.settle(self.payments, &[(event, end)]).await.unwrap();
         assert_eq!(self.next().await, [0_i64; 0], "the others are behind it");
     }
 }

@@ -403,6 +403,8 @@ impl StoredEvent {
 ///    skips it.
 /// 4. Settling an event that is gone, or for a relay whose lease has ended, does no harm: confirmed events are removed, and a
 ///    later state never brings an event back.
+/// 5. An event is settled by its number and its key. A server that takes over without the last commits, as after a restore, may
+///    give another event the number of one that it has lost, and what became of that one says nothing about the other.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 #[async_trait]
@@ -429,8 +431,8 @@ pub trait Outbox: Send + Sync + 'static {
         bytes_max: u64,
     ) -> Result<Vec<OutgoingEvent>, StoreError>;
 
-    /// Notes the outcomes of events.
-    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError>;
+    /// Notes the outcomes of events that [`next`](Self::next) has answered.
+    async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError>;
 
     /// The backlog of each destination; only one writer's events if a consumer is given.
     async fn backlog(&self, consumer: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError>;

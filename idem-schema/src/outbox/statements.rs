@@ -55,13 +55,14 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
 
     /// Lets looks begin past what was published. Parameters: 1 destination `int4`, 2 the writers and 3 the number that the call
-    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, `last int8`. Empty where
-    /// nothing that was published is met again.
+    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, with the server in it, because
+    /// they say nothing of another one, and `last int8`. Empty where nothing that was published is met again.
     raise_pending: "SELECT writers, last FROM {schema}.raise_pending($1::int4, $2::text, $3::int8)";
 
-    /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]`, 3 the others as a JSON array of
-    /// objects `text`: `number`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. No result to look at.
-    settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";
+    /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]` and 3 their keys `text[]`, 4 the others
+    /// as a JSON array of objects `text`: `number`, `key`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. What has
+    /// another key is another event, which a server without the last commits gave the same number. No result to look at.
+    settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text[], $4::text::json) AS settled";
 
     /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names: `id int4`,
     /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest`

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use idem_core::{
     StoreError,
-    outbox::{EventEnd, EventNumber, Outbox},
+    outbox::{EventEnd, Outbox},
 };
+use idem_testkit::outgoing_event;
 
 /// How long the client waits for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
@@ -20,7 +21,8 @@ pub(crate) async fn nothing_piles_up(
 ) {
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
     blocker("BEGIN; SELECT FROM outbox_destinations FOR UPDATE").await;
-    let ends = [(EventNumber(1), EventEnd::Published)];
+    let event = outgoing_event("event-1", "");
+    let ends = [(&event, EventEnd::Published)];
     for _ in 0..10 {
         let (settled, leased) =
             tokio::join!(outbox.settle(id, &ends), outbox.lease(id, "relay", Duration::from_secs(1)));

@@ -271,6 +271,7 @@ pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) 
         Parameter::Bytes(bytes) => statement.bind(bytes),
         Parameter::Uuid(id) => statement.bind(id),
         Parameter::Int8s(numbers) => statement.bind(numbers),
+        Parameter::Texts(texts) => statement.bind(texts),
     })
 }
 

@@ -93,6 +93,7 @@ pub(super) fn bound<'q>(
         Parameter::Uuid(id) => statement.bind(id.map(|id| id.as_bytes().to_vec())),
         // The form that `json_each` reads.
         Parameter::Int8s(numbers) => statement.bind(format!("{numbers:?}")),
+        Parameter::Texts(texts) => statement.bind(serde_json::Value::from(texts).to_string()),
     })
 }
 

@@ -113,8 +113,8 @@ pub enum Defect {
     /// Consumers and tenants are numbered in the order in which they come, so that a server that has lost some numbers others like
     /// them (J63).
     NumbersInOrder,
-    /// A server that takes over without the last commits gives events the numbers of those that it has lost.
-    NumbersEventsAgain,
+    /// What became of an event is noted of whichever has its number, also where a server that has lost it gave another one the same (O41).
+    SettlesByNumberAlone,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).

@@ -39,11 +39,10 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Has what was committed then, and nothing else. Numbers were drawn long before.
-    pub(super) fn go_back_to(&mut self, then: Self, defect: Option<Defect>) {
-        let last = if defect == Some(Defect::NumbersEventsAgain) { then.last } else { self.last };
+    /// Has what was committed then, and nothing else: the numbers of what is lost are drawn again.
+    pub(super) fn go_back_to(&mut self, then: Self) {
         let scanned = std::mem::take(&mut self.scanned);
-        *self = Self { held: BTreeMap::new(), scanned, last, ..then };
+        *self = Self { held: BTreeMap::new(), scanned, ..then };
     }
 }
 
@@ -468,16 +467,17 @@ impl Outbox for MemoryOutbox {
         self.book("reading the outbox", take).await?
     }
 
-    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+    async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
         let defect = self.0.shared.defect;
+        let by_number = defect == Some(Defect::SettlesByNumberAlone);
         let settle = |state: &mut State| {
             let now = state.now();
-            let is_of = |state: &State, number: &EventNumber| {
-                state.events.rows.get(number).is_some_and(|row| row.event.destination == destination)
+            let is_it = |row: &EventRow, event: &OutgoingEvent| {
+                row.event.destination == destination && (by_number || row.event.key == event.key)
             };
-            for (number, end) in ends {
-                if is_of(state, number) {
-                    state.events.settle(*number, end, now, defect);
+            for (event, end) in ends {
+                if state.events.rows.get(&event.number).is_some_and(|row| is_it(row, event)) {
+                    state.events.settle(event.number, end, now, defect);
                 }
             }
         };

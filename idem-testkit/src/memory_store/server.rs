@@ -49,7 +49,7 @@ impl MemoryStore {
         let Checkpoint { records, tables, books, events } = checkpoint.clone();
         (state.records, state.tables) = (records, tables);
         state.books = books;
-        state.events.go_back_to(events, self.shared.defect);
+        state.events.go_back_to(events);
         state.server += 1;
         drop(state);
         self.shared.ended.notify_waiters();

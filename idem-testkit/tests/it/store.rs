@@ -188,6 +188,7 @@ mod broken {
         leases_to_all: LeasesToAll by relays::one_relay_at_a_time_has_a_destination;
         loses_events: LosesEvents by events::append_is_atomic_with_the_record;
         puts_events_outside: PutsEventsOutside by events::o1_append_of_a_rolled_back_unit_leaves_nothing;
+        settles_by_number_alone: SettlesByNumberAlone by relays::o41_an_event_is_settled_by_its_number_and_its_key;
         scans_by_number: ScansByNumber by relays::o5_a_late_commit_of_a_lower_number_is_answered;
         finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found,
             repeats::v14_what_is_not_committed_is_not_known;

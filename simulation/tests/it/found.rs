@@ -221,11 +221,11 @@ fn j63_a_failover_amid_the_first_look_ends_no_worker() {
     });
 }
 
-/// A relay has an event while a server takes over that has lost it, and another event gets its number there: what becomes of the one
-/// must not be noted of the other.
+/// O41: a relay has an event while a server takes over that has lost it, and another event gets its number there: the outcome of the
+/// one is not noted of the other.
 #[test]
-fn an_event_is_not_removed_for_another_one_of_its_number() {
-    found("NumbersEventsAgain", 0..30, |seed| {
+fn o41_an_event_is_not_removed_for_another_one_of_its_number() {
+    found("SettlesByNumberAlone", 0..30, |seed| {
         let mut scenario = plain(seed);
         scenario.calm = false;
         scenario.contents = (0..6).map(|number| content(number, Behaviour::Good(0))).collect();

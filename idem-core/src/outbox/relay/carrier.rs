@@ -18,9 +18,7 @@ use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
-    outbox::{
-        DestinationId, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent, RelayStanding,
-    },
+    outbox::{DestinationId, Dispatch, EventEnd, EventError, Leased, Outbox, OutgoingEvent, RelayStanding},
     retry::RetryPolicy,
 };
 
@@ -71,7 +69,7 @@ pub(super) struct Carrier {
 }
 
 /// Outcomes that are to be noted.
-pub(super) type Ends = Vec<(EventNumber, EventEnd)>;
+pub(super) type Ends<'e> = Vec<(&'e OutgoingEvent, EventEnd)>;
 
 impl Carrier {
     pub(super) fn new(
@@ -235,7 +233,7 @@ impl Carrier {
         failpoint!(RELAY_TAKEN).map_err(injected)?;
         let events = self.without_stale(id, events).await?;
         if planted(Bug::MarksFirst) {
-            let ends: Ends = events.iter().map(|event| (event.number, EventEnd::Published)).collect();
+            let ends: Ends<'_> = events.iter().map(|event| (event, EventEnd::Published)).collect();
             self.outbox.settle(id, &ends).await?;
         }
         let begun = Instant::now();
@@ -277,20 +275,18 @@ impl Carrier {
         events: Vec<OutgoingEvent>,
     ) -> Result<Vec<OutgoingEvent>, StoreError> {
         let mut judged = Judged::default();
-        let mut fresh = Vec::with_capacity(events.len());
-        for event in events {
-            match ends::stale(&event, &self.route) {
-                None => fresh.push(event),
-                Some(end) => judged.add(&event, Became::Noted(end)),
+        for event in &events {
+            if let Some(end) = ends::stale(event, &self.route) {
+                judged.add(event, Became::Noted(end));
             }
         }
-        if !judged.ends.is_empty() {
-            self.tell(&judged);
-            self.note(id, judged.ends).await;
-            // Another event may follow one of these in its ordering key.
-            return Ok(Vec::new());
+        if judged.ends.is_empty() {
+            return Ok(events);
         }
-        Ok(fresh)
+        self.tell(&judged);
+        self.note(id, judged.ends).await;
+        // Another event may follow one of these in its ordering key.
+        Ok(Vec::new())
     }
 
     /// One answer for each event, whatever the publisher does.
@@ -299,7 +295,7 @@ impl Carrier {
     }
 
     /// Notes outcomes, and tries until the database has them: a confirmed event whose outcome is not noted is sent again.
-    pub(super) async fn note(&mut self, id: DestinationId, ends: Ends) {
+    pub(super) async fn note(&mut self, id: DestinationId, ends: Ends<'_>) {
         if ends.is_empty() {
             return;
         }
@@ -325,7 +321,7 @@ impl Carrier {
     }
 
     /// Logs what an operator must know, at a limited rate, and counts steps without a confirmation.
-    pub(super) fn tell(&mut self, judged: &Judged) {
+    pub(super) fn tell(&mut self, judged: &Judged<'_>) {
         let destination = &*self.line.destination;
         if judged.confirmed > 0 {
             self.tries = 0;
@@ -396,8 +392,8 @@ impl Carrier {
 
 /// The outcomes of a step.
 #[derive(Default)]
-pub(super) struct Judged {
-    pub(super) ends: Ends,
+pub(super) struct Judged<'e> {
+    pub(super) ends: Ends<'e>,
     confirmed: u64,
     /// Why the destination accepts no events, if it said so.
     refused: Option<String>,
@@ -408,7 +404,7 @@ pub(super) struct Judged {
     failure: Option<(String, String)>,
 }
 
-impl Judged {
+impl<'e> Judged<'e> {
     /// Drops the reason why events were not confirmed that are not at fault: where each goes by itself, it says nothing about the
     /// others.
     pub(super) fn of_each(mut self) -> Self {
@@ -416,7 +412,7 @@ impl Judged {
         self
     }
 
-    pub(super) fn add(&mut self, event: &OutgoingEvent, became: Became) {
+    pub(super) fn add(&mut self, event: &'e OutgoingEvent, became: Became) {
         let end = match became {
             Became::Refused(why) => {
                 self.refused.get_or_insert(why);
@@ -435,7 +431,7 @@ impl Judged {
                 self.failure.get_or_insert_with(|| (event.key.to_string(), error.clone()));
             }
         }
-        self.ends.push((event.number, end));
+        self.ends.push((event, end));
     }
 }
 

@@ -118,7 +118,7 @@ impl Carrier {
                 continue;
             }
             if planted(Bug::MarksFirst) {
-                self.outbox.settle(id, &[(event.number, EventEnd::Published)]).await?;
+                self.outbox.settle(id, &[(&event, EventEnd::Published)]).await?;
             }
             let event = Arc::new(event);
             let (route, settings, line) = (self.route.clone(), self.settings, self.line());
@@ -140,12 +140,14 @@ impl Carrier {
         under_way: &mut UnderWay,
         first: Answered,
     ) -> Result<(), StoreError> {
-        let (mut judged, mut next) = (Judged::default(), Some(first));
-        let mut ended = Vec::new();
-        while let Some((event, answer)) = next {
-            judged.add(&event, ends::of(&event, answer, &self.route.retry, self.tries));
-            ended.push(event.number);
-            next = under_way.calls.next().now_or_never().flatten();
+        let mut ended = vec![first];
+        while let Some(next) = under_way.calls.next().now_or_never().flatten() {
+            ended.push(next);
+        }
+        let (events, answers): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
+        let mut judged = Judged::default();
+        for (event, answer) in events.iter().zip(answers) {
+            judged.add(event, ends::of(event, answer, &self.route.retry, self.tries));
         }
         let confirmed = failpoint!(RELAY_CONFIRMED).map_err(injected);
         if confirmed.is_ok() {
@@ -154,7 +156,7 @@ impl Carrier {
             self.note(id, judged.ends).await;
         }
         // Only now, because the outbox returns them again until they are noted.
-        ended.into_iter().for_each(|number| under_way.ended(number));
+        events.iter().for_each(|event| under_way.ended(event.number));
         confirmed?;
         failpoint!(RELAY_SETTLED).map_err(injected)
     }
@@ -172,7 +174,7 @@ impl Carrier {
                 may_be_sent: true,
                 counted: false,
             };
-            ends.push((begun.event.number, end));
+            ends.push((&*begun.event, end));
         }
         if let Err(error) = self.outbox.settle(id, &ends).await {
             self.store_failed("noting what is under way", &error);

@@ -19,16 +19,18 @@ impl OutboxStatements {
             mark_behind: text(MARK_BEHIND),
             // A row that was deleted is gone at once.
             raise_pending: "".into(),
-            settle: text(&SETTLE.replace(
-                "{free}",
-                &FREE.replace("{gone}", "?2").replace("{of}", "AND o.destination = ?1").replace("{now}", "?4"),
-            )),
+            settle: text(
+                &SETTLE
+                    .replace("{free}", &FREE.replace("{of}", "AND o.destination = ?1").replace("{now}", "?5"))
+                    .replace("{gone}", PUBLISHED),
+            ),
             backlog: text(BACKLOG),
             list_events: text(LIST_EVENTS),
             retry_events: text(RETRY_EVENTS),
             skip_events: text(
                 &SKIP_EVENTS
-                    .replace("{free}", &FREE.replace("{gone}", "?1").replace("{of}", "").replace("{now}", "?2")),
+                    .replace("{free}", &FREE.replace("{of}", "").replace("{now}", "?2"))
+                    .replace("{gone}", SKIPPED),
             ),
             pause: text(PAUSE),
         }
@@ -98,25 +100,31 @@ WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o
     OR EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
         AND b.state = 3 AND b.number < o.number))"#;
 
-/// Lets those go that stand behind nothing but what is removed next: `{gone}` are the numbers of that, `{of}` says of which destination.
+/// The events that were published, by their numbers and keys.
+const PUBLISHED: &str =
+    "b.number IN (SELECT value FROM json_each(?2)) AND b.event_key IN (SELECT value FROM json_each(?3))";
+
+const SKIPPED: &str = "b.number IN (SELECT value FROM json_each(?1))";
+
+/// Lets those go that stand behind nothing but what is removed next: `{gone}` says whether `b` is, `{of}` says of which destination.
 const FREE: &str = r#"UPDATE "{schema}_outbox" AS o SET state = 0, not_before = {now}
 WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
-        SELECT destination, ordering_key FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each({gone})))
+        SELECT b.destination, b.ordering_key FROM "{schema}_outbox" AS b WHERE {gone})
     AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination
         AND b.ordering_key = o.ordering_key AND b.state IN (1, 2) AND b.number < o.number
-        AND b.number NOT IN (SELECT value FROM json_each({gone})))"#;
+        AND NOT ({gone}))"#;
 
 const SETTLE: &str = r#"
 UPDATE "{schema}_outbox" AS o SET state = s.state, attempts = o.attempts + s.counted, error = s.error,
-    not_before = iif(s.state = 1, ?4 + s.after, NULL),
-    first_sent_at = ifnull({first_sent}, iif(s.may_be_sent, ?4, NULL))
+    not_before = iif(s.state = 1, ?5 + s.after, NULL),
+    first_sent_at = ifnull({first_sent}, iif(s.may_be_sent, ?5, NULL))
 FROM (
-    SELECT value ->> 'number' AS number, value ->> 'state' AS state, value ->> 'after' AS "after", value ->> 'error' AS error,
-        value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted
-    FROM json_each(?3)) AS s
-WHERE o.number = s.number AND o.destination = ?1;
+    SELECT value ->> 'number' AS number, value ->> 'key' AS event_key, value ->> 'state' AS state, value ->> 'after' AS "after",
+        value ->> 'error' AS error, value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted
+    FROM json_each(?4)) AS s
+WHERE o.number = s.number AND o.event_key = s.event_key AND o.destination = ?1;
 {free};
-DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?2)) AND destination = ?1"#;
+DELETE FROM "{schema}_outbox" AS b WHERE {gone} AND b.destination = ?1"#;
 
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
@@ -157,7 +165,7 @@ SELECT changes() AS events"#;
 
 const SKIP_EVENTS: &str = r#"
 {free};
-DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1));
+DELETE FROM "{schema}_outbox" AS b WHERE {gone};
 SELECT changes() AS events"#;
 
 const PAUSE: &str = r#"

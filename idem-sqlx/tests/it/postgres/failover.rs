@@ -2,13 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{CancellationToken, Worker, WorkerBuilder};
+use async_trait::async_trait;
+use idem_core::{
+    CancellationToken, Event, Relay, Store as _, Worker, WorkerBuilder,
+    outbox::{EventError, EventPublisher, OutgoingEvent},
+};
 use idem_sqlx::PostgresStore;
 use idem_testkit::{
     memory::{Broker, MemorySource, Queue, QueueOptions},
     proxy::Proxy,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::{
     consumers::{Write, builder, consumer, keys, messages, msg, process},
@@ -174,6 +179,78 @@ async fn a43_a_failover_empties_what_a_running_worker_remembers() {
         (all.clone(), all),
         "what was lost was done again, once"
     );
+    through.store.disconnect().await;
+    through.admin.close().await;
+    after.drop().await;
+    standby.down().await;
+}
+
+/// Tells the key of each event that it is given, and confirms it once it may.
+struct Gate {
+    given: mpsc::UnboundedSender<String>,
+    open: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl EventPublisher for Gate {
+    async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        for event in events {
+            self.given.send(event.key.to_string()).unwrap();
+            self.open.acquire().await.unwrap().forget();
+        }
+        events.iter().map(|_| Ok(())).collect()
+    }
+}
+
+/// O41: a relay has an event in hand while its database fails over and loses it, and the new primary draws its number again: that
+/// event is sent as well, and not removed for the other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o41_a_relay_that_lives_through_a_failover_removes_no_event_unsent() {
+    let primary = Scratch::new("o41").await;
+    let before = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("o41s", &primary).await;
+    let after = at(&standby, &before);
+    let proxy = Proxy::to(&authority(&primary)).await.unwrap();
+    let through = behind(&proxy, &before);
+    let plain = before.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    let publish = async |fixture: &Fixture, key: &str| {
+        let mut connection = fixture.connect().await;
+        plain.publish(&mut connection, key, Event::to("payments").body("1")).await.unwrap();
+        fixture.text(format!("SELECT number FROM outbox WHERE event_key = '{key}'")).await
+    };
+    let (given, mut told) = mpsc::unbounded_channel();
+    let open = Arc::new(Semaphore::new(0));
+    let relay = Relay::builder(Arc::new(through.store.clone()).outbox().unwrap())
+        .to("payments", Gate { given, open: Arc::clone(&open) })
+        .settings(|settings| {
+            (settings.lease, settings.publish_deadline) = (Duration::from_secs(60), Duration::from_secs(300));
+        });
+    let stop = CancellationToken::new();
+    let relaying = tokio::spawn(relay.build().unwrap().run(stop.clone().cancelled_owned()));
+    let mut next = async || tokio::time::timeout(PATIENCE, told.recv()).await.expect("an event is sent").unwrap();
+    publish(&before, "kept").await;
+    assert_eq!(next().await, "kept");
+    open.add_permits(1);
+    before.until("SELECT count(*) = 0 FROM outbox").await;
+
+    part(&before, &after).await;
+    // The log has a server draw some thirty numbers ahead; what is lost is beyond these.
+    before.run("SELECT nextval('outbox_numbers') FROM generate_series(1, 100)").await;
+    let number = publish(&before, "lost").await;
+    assert_eq!(next().await, "lost");
+    fail_over(primary, before, &after).await;
+    proxy.switch_to(&authority(&standby));
+    proxy.cut().await;
+    let drawn =
+        "SELECT nextval('outbox_numbers') FROM outbox_numbers AS s, generate_series(s.last_value + 1, {number} - 1)";
+    after.run(drawn.replace("{number}", &number)).await;
+    assert_eq!(publish(&after, "new").await, number, "it is drawn again");
+    open.add_permits(1);
+    assert_eq!(next().await, "new");
+    open.add_permits(1);
+    after.until("SELECT count(*) = 0 FROM outbox").await;
+    stop.cancel();
+    relaying.await.unwrap().unwrap();
     through.store.disconnect().await;
     through.admin.close().await;
     after.drop().await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     Store as _,
-    outbox::{EventEnd, EventNumber, Outbox},
+    outbox::{EventEnd, EventState, Outbox},
 };
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 
@@ -72,20 +72,20 @@ async fn o39_events_are_found_by_their_own_index_whatever_the_statistics_say() {
         }
         let first = "UPDATE outbox_destinations SET pending_from = (SELECT last_value FROM outbox_numbers)";
         fixture.run(format!("{first}; {}", put(EVENTS))).await;
-        fixture.run("CREATE TABLE known AS SELECT number, state FROM outbox").await;
+        fixture.run("CREATE TABLE known AS SELECT number, state, event_key FROM outbox").await;
 
         let id = fixture.text("SELECT id FROM outbox_destinations").await;
         let others = format!(
-            "(SELECT json_agg(json_build_object('number', number, 'state', 1, 'after', 5, 'counted', true)) FROM known \
+            "(SELECT json_agg(json_build_object('number', number, 'key', event_key, 'state', 1, 'after', 5, 'counted', true)) FROM known \
              WHERE number IN (SELECT unnest({PENDING}) UNION SELECT unnest({HELD})))"
         );
         let mut connection = fixture.connect().await;
         for call in [
             format!("SELECT next_events({id}, {EVENTS}, 1000000)"),
             format!("SELECT mark_behind({id}, {PENDING})"),
-            format!("SELECT settle_events({id}, {PENDING}, '[]')"),
-            format!("SELECT settle_events({id}, {HELD}, '[]')"),
-            format!("SELECT settle_events({id}, '{{}}', {others})"),
+            format!("SELECT settle_events({id}, {PENDING}, {}, '[]')", PENDING.replace("number", "event_key")),
+            format!("SELECT settle_events({id}, {HELD}, {}, '[]')", HELD.replace("number", "event_key")),
+            format!("SELECT settle_events({id}, '{{}}', '{{}}', {others})"),
             format!("SELECT retry_events({HELD})"),
             format!("SELECT skip_events({PENDING} || {HELD})"),
         ] {
@@ -131,9 +131,8 @@ async fn o39_a_crowd_behind_many_ordering_keys_is_let_go_a_part_at_a_time() {
                   'k' || n, '', convert_to((n % 40)::text, 'UTF8'), CASE WHEN n < 40 THEN 2 ELSE 3 END, 'x'
               FROM generate_series(0, 40 * 501 - 1) AS n")
         .await;
-    let numbers = "SELECT number FROM outbox WHERE state = 2 ORDER BY number";
-    let failed: Vec<i64> = fixture.texts(numbers).await.iter().map(|number| number.parse().unwrap()).collect();
-    let ends: Vec<_> = failed.iter().map(|number| (EventNumber(*number), EventEnd::Published)).collect();
+    let failed = outbox.events(None, Some(EventState::Failed), 40).await.unwrap();
+    let ends: Vec<_> = failed.iter().map(|failed| (&failed.event, EventEnd::Published)).collect();
     outbox.settle(id, &ends).await.unwrap();
     let pending = "SELECT count(*), count(DISTINCT ordering_key) FROM outbox WHERE state = 0";
     let pending = fixture.text(format!("SELECT format('%s of %s', a, b) FROM ({pending}) AS p (a, b)")).await;
@@ -142,7 +141,7 @@ async fn o39_a_crowd_behind_many_ordering_keys_is_let_go_a_part_at_a_time() {
     while gone < 40 * 500 {
         let next = outbox.next(id, 4_000, 1_000_000).await.unwrap();
         assert!(!next.is_empty(), "nothing may go after {gone}");
-        let ends: Vec<_> = next.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        let ends: Vec<_> = next.iter().map(|event| (event, EventEnd::Published)).collect();
         outbox.settle(id, &ends).await.unwrap();
         gone += ends.len();
     }

@@ -131,7 +131,7 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.run(rows).await;
     let first = outbox.next(id, 10, 1_000_000).await.unwrap();
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
-    outbox.settle(id, &[(first[0].number, end)]).await.unwrap();
+    outbox.settle(id, &[(&first[0], end)]).await.unwrap();
     let others = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
     let mut connection = fixture.connect().await;
@@ -164,7 +164,7 @@ async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usi
     let mut gone = 0;
     while gone < events + there {
         let next = outbox.next(id, 2_000, 1_000_000).await.unwrap();
-        let ends: Vec<_> = next.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        let ends: Vec<_> = next.iter().map(|event| (event, EventEnd::Published)).collect();
         outbox.settle(id, &ends).await.unwrap();
         gone += ends.len();
     }
@@ -195,7 +195,7 @@ async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet
     late.commit().await.unwrap();
     let next = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["late"]);
-    outbox.settle(id, &[(next[0].number, EventEnd::Published)]).await.unwrap();
+    outbox.settle(id, &[(&next[0], EventEnd::Published)]).await.unwrap();
 
     published(&fixture, &outbox, 24_000).await;
     let afterwards = pending_from(&fixture).await;
@@ -208,6 +208,22 @@ async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet
     }
     let next = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["anew"]);
+    fixture.drop().await;
+}
+
+/// O42: which numbers were drawn, and by whom, is known of one server: another one, which takes over, may draw them again.
+#[tokio::test]
+async fn o42_what_is_known_of_another_server_passes_nothing() {
+    let fixture = Fixture::new().await;
+    fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    fixture.run("SELECT nextval('outbox_numbers') FROM generate_series(1, 9)").await;
+    let call = |writers: &str| format!("raise_pending((SELECT id FROM outbox_destinations), {writers}, 9)");
+    let writers = fixture.text(format!("SELECT writers FROM {}", call("NULL"))).await;
+    assert!(writers.starts_with(&fixture.text("SELECT server_identity()").await), "{writers}");
+    fixture.run(format!("SELECT {}", call(&format!("'another {writers}'")))).await;
+    assert_eq!(pending_from(&fixture).await, 0);
+    fixture.run(format!("SELECT {}", call(&format!("'{writers}'")))).await;
+    assert_eq!(pending_from(&fixture).await, 10);
     fixture.drop().await;
 }
 
@@ -225,7 +241,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     let fails = outbox.next(id, 10, 1_000_000).await.unwrap();
     let (retried, skipped) = (fails[0].number, fails[2].number);
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
-    outbox.settle(id, &[(retried, end.clone()), (skipped, end)]).await.unwrap();
+    outbox.settle(id, &[(&fails[0], end.clone()), (&fails[2], end)]).await.unwrap();
     let next = async || {
         let next = outbox.next(id, 10, 1_000_000).await.unwrap();
         next.iter().map(|event| event.key.as_str().to_owned()).collect::<Vec<_>>()
@@ -239,7 +255,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
     assert_eq!(outbox.retry(&[retried]).await.unwrap(), 1);
     assert_eq!(next().await, ["a1"]);
-    outbox.settle(id, &[(retried, EventEnd::Published)]).await.unwrap();
+    outbox.settle(id, &[(&fails[0], EventEnd::Published)]).await.unwrap();
     assert_eq!(next().await, ["a2"]);
     fixture.drop().await;
 }

@@ -12,7 +12,7 @@ use std::{
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
     Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
-    outbox::{CAUSE, CAUSED_BY, DestinationId, EventNumber, NewEvent, NewResult, Outbox, OutgoingEvent},
+    outbox::{CAUSE, CAUSED_BY, DestinationId, NewEvent, NewResult, Outbox, OutgoingEvent},
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
 
@@ -292,7 +292,7 @@ pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subj
             assert_eq!(row.consumer.as_str(), name);
         }
         seen.push(bodies(&rows));
-        let ends: Vec<_> = rows.iter().map(|row| (row.number, idem_core::outbox::EventEnd::Published)).collect();
+        let ends: Vec<_> = rows.iter().map(|row| (row, idem_core::outbox::EventEnd::Published)).collect();
         outbox.settle(ids[0], &ends).await.unwrap();
     }
     let wanted: Vec<String> = (0..5).flat_map(|number| [format!("{number}x"), format!("{number}y")]).collect();
@@ -418,8 +418,7 @@ pub async fn appended_keys_in_opposite_orders_never_deadlock<T: StoreUnderTest>(
         let all = everything(&fixture).await;
         assert_eq!(all.len(), 50);
         let (outbox, ids) = outbox(&fixture).await;
-        let numbers: Vec<EventNumber> = all.iter().map(|(_, event)| event.number).collect();
-        let ends: Vec<_> = numbers.into_iter().map(|number| (number, idem_core::outbox::EventEnd::Published)).collect();
+        let ends: Vec<_> = all.iter().map(|(_, event)| (event, idem_core::outbox::EventEnd::Published)).collect();
         outbox.settle(ids[0], &ends).await.unwrap();
     }
     if let Some(deadlocks) = fixture.subject.deadlocks().await {

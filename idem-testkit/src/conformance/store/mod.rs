@@ -368,6 +368,7 @@ macro_rules! store_conformance {
                 what_waits_holds_its_ordering_key_back,
                 what_failed_waits_for_an_operator,
                 settling_what_is_gone_does_no_harm,
+                o41_an_event_is_settled_by_its_number_and_its_key,
                 what_is_answered_is_bounded,
                 o23_followers_of_one_key_hide_no_other_key,
                 one_relay_at_a_time_has_a_destination,

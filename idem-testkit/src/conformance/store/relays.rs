@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_core::{
-    ConsumerName, Destination, Event, Store,
+    ConsumerName, Destination, Event, IdempotencyKey, Store,
     outbox::{
         Appended, DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox, OutboxBacklog,
         OutgoingEvent, StoredEvent,
@@ -45,8 +45,8 @@ fn failed() -> EventEnd {
     EventEnd::Failed { error: "never".to_owned(), may_be_sent: false }
 }
 
-async fn settle(outbox: &dyn Outbox, destination: DestinationId, number: EventNumber, end: EventEnd) {
-    within("settling an event", outbox.settle(destination, &[(number, end)])).await.unwrap();
+async fn settle(outbox: &dyn Outbox, destination: DestinationId, event: &OutgoingEvent, end: EventEnd) {
+    within("settling an event", outbox.settle(destination, &[(event, end)])).await.unwrap();
 }
 
 async fn states(outbox: &dyn Outbox) -> Vec<(String, EventState)> {
@@ -75,7 +75,7 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     publish(&fixture, &registered, ids[0], &[("fast", None)]).await;
     let fast = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&fast), ["fast"], "an uncommitted event is not answered");
-    settle(&*outbox, ids[0], fast[0].number, EventEnd::Published).await;
+    settle(&*outbox, ids[0], &fast[0], EventEnd::Published).await;
     slow.commit().await.unwrap();
     let late = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&late), ["slow"]);
@@ -111,8 +111,8 @@ pub async fn what_waits_holds_its_ordering_key_back<T: StoreUnderTest>(subject: 
     publish(&fixture, &registered, ids[0], &events).await;
     let all = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&all), ["a1", "b1", "a2", "n1", "a3", "n2"], "in the order of their numbers");
-    settle(&*outbox, ids[0], all[0].number, later(MINUTE)).await;
-    settle(&*outbox, ids[0], all[3].number, failed()).await;
+    settle(&*outbox, ids[0], &all[0], later(MINUTE)).await;
+    settle(&*outbox, ids[0], &all[3], failed()).await;
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["b1", "n2"]);
     // A new one of the key waits too, and the same key of another destination is another key.
     publish(&fixture, &registered, ids[0], &[("a4", Some("a"))]).await;
@@ -122,11 +122,11 @@ pub async fn what_waits_holds_its_ordering_key_back<T: StoreUnderTest>(subject: 
     let backlog = first_of(&*outbox, None).await;
     assert_eq!((backlog.pending, backlog.waiting, backlog.failed, backlog.behind), (2, 1, 1, 3), "{backlog:?}");
     // It is tried again, and only when it has gone may the others go.
-    settle(&*outbox, ids[0], all[0].number, later(Duration::ZERO)).await;
+    settle(&*outbox, ids[0], &all[0], later(Duration::ZERO)).await;
     let again = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&again), ["a1", "b1", "n2"]);
     assert_eq!((again[0].attempts, again[0].first_sent_ago.is_some()), (2, true));
-    settle(&*outbox, ids[0], all[0].number, EventEnd::Published).await;
+    settle(&*outbox, ids[0], &all[0], EventEnd::Published).await;
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["b1", "a2", "a3", "n2", "a4"]);
 }
 
@@ -139,9 +139,10 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
     let events = [("a1", Some("a")), ("a2", Some("a")), ("a3", Some("a")), ("a4", Some("a"))];
     publish(&fixture, &registered, ids[0], &events).await;
-    let numbers: Vec<EventNumber> = next(&*outbox, ids[0]).await.iter().map(|event| event.number).collect();
-    settle(&*outbox, ids[0], numbers[0], failed()).await;
-    settle(&*outbox, ids[0], numbers[2], failed()).await;
+    let all = next(&*outbox, ids[0]).await;
+    let numbers: Vec<EventNumber> = all.iter().map(|event| event.number).collect();
+    settle(&*outbox, ids[0], &all[0], failed()).await;
+    settle(&*outbox, ids[0], &all[2], failed()).await;
     assert!(next(&*outbox, ids[0]).await.is_empty());
     if fixture.arrange(Arrangement::Age(Duration::from_secs(86_400))).await {
         assert!(next(&*outbox, ids[0]).await.is_empty(), "a failed event is never tried by itself");
@@ -174,10 +175,10 @@ pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) 
     let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
     publish(&fixture, &registered, ids[0], &[("1", None), ("2", None)]).await;
     let all = next(&*outbox, ids[0]).await;
-    settle(&*outbox, ids[1], all[0].number, EventEnd::Published).await;
+    settle(&*outbox, ids[1], &all[0], EventEnd::Published).await;
     assert_eq!(next(&*outbox, ids[0]).await.len(), 2, "another destination's relay settles nothing here");
     for end in [EventEnd::Published, EventEnd::Published, later(Duration::ZERO), failed()] {
-        settle(&*outbox, ids[0], all[0].number, end).await;
+        settle(&*outbox, ids[0], &all[0], end).await;
         assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["2"]);
     }
     assert_eq!(within("retrying", outbox.retry(&[all[0].number, all[1].number])).await.unwrap(), 0);
@@ -186,10 +187,43 @@ pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) 
     publish(&fixture, &registered, ids[0], &[("3", None), ("4", None)]).await;
     let all = next(&*outbox, ids[0]).await;
     let ends = [EventEnd::Published, failed(), later(Duration::ZERO)];
-    let ends: Vec<_> = all.iter().map(|event| event.number).zip(ends).collect();
+    let ends: Vec<_> = all.iter().zip(ends).collect();
     within("settling three", outbox.settle(ids[0], &ends)).await.unwrap();
     let wanted = [("3".to_owned(), EventState::Failed), ("4".to_owned(), EventState::Waiting)];
     assert_eq!(states(&*outbox).await, wanted);
+}
+
+/// Contract 5 (O41): a number that another event has now is not that of the event that a relay had, whatever became of it.
+pub async fn o41_an_event_is_settled_by_its_number_and_its_key<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    publish(&fixture, &registered, ids[0], &[("1", Some("a")), ("2", Some("a")), ("3", None)]).await;
+    let all = next(&*outbox, ids[0]).await;
+    let mut lost = all[0].clone();
+    lost.key = IdempotencyKey::new("lost").unwrap();
+    let ends = || [EventEnd::Published, later(MINUTE), failed()];
+    for end in ends() {
+        settle(&*outbox, ids[0], &lost, end).await;
+        let again = next(&*outbox, ids[0]).await;
+        assert_eq!(bodies(&again), ["1", "2", "3"]);
+        assert!(again.iter().all(|event| event.attempts == 0 && event.first_sent_ago.is_none()), "{again:?}");
+    }
+    settle(&*outbox, ids[0], &all[0], failed()).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["3"]);
+    use EventState::{Behind, Failed, Pending};
+    let named = [("1".to_owned(), Failed), ("2".to_owned(), Behind), ("3".to_owned(), Pending)];
+    for end in ends() {
+        settle(&*outbox, ids[0], &lost, end).await;
+        assert_eq!(states(&*outbox).await, named);
+    }
+    // Beside one that is meant.
+    let ends = [(&lost, EventEnd::Published), (&all[2], EventEnd::Published)];
+    within("settling two", outbox.settle(ids[0], &ends)).await.unwrap();
+    assert_eq!(states(&*outbox).await, named[..2]);
+    assert!(next(&*outbox, ids[0]).await.is_empty());
 }
 
 /// One answer is bounded by number and bytes, but has one event at least.
@@ -223,17 +257,17 @@ pub async fn o23_followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subje
     publish(&fixture, &registered, ids[0], &[("b", Some("b"))]).await;
     let first = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
     assert_eq!(bodies(&first), keys[..4]);
-    settle(&*outbox, ids[0], first[0].number, failed()).await;
+    settle(&*outbox, ids[0], &first[0], failed()).await;
     let others = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
     assert_eq!(bodies(&others), ["b"]);
     // They go in their order, however many are let go at once.
     within("skipping", outbox.skip(&[first[0].number])).await.unwrap();
-    settle(&*outbox, ids[0], others[0].number, EventEnd::Published).await;
+    settle(&*outbox, ids[0], &others[0], EventEnd::Published).await;
     let mut gone = Vec::new();
     for _ in 0..40 {
         let some = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
         gone.extend(bodies(&some));
-        let ends: Vec<_> = some.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        let ends: Vec<_> = some.iter().map(|event| (event, EventEnd::Published)).collect();
         within("settling", outbox.settle(ids[0], &ends)).await.unwrap();
     }
     assert_eq!(gone, keys[1..]);
@@ -312,9 +346,9 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     // O25: how long its receivers must have remembered a copy, where one may have been sent.
     let both = next(&*outbox, ids[0]).await;
     let [first, second] = &both[..] else { panic!("{both:?}") };
-    settle(&*outbox, ids[0], second.number, failed()).await;
+    settle(&*outbox, ids[0], second, failed()).await;
     assert_eq!(first_of(&*outbox, None).await.first_sent_ago, None, "it was not sent");
-    settle(&*outbox, ids[0], first.number, later(Duration::ZERO)).await;
+    settle(&*outbox, ids[0], first, later(Duration::ZERO)).await;
     if fixture.arrange(Arrangement::Age(MINUTE)).await {
         let ago = first_of(&*outbox, None).await.first_sent_ago;
         assert!(ago.is_some_and(|ago| ago >= MINUTE), "{ago:?}");
@@ -362,13 +396,13 @@ pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreU
     let known = async || first_of(&*outbox, None).await.first_sent_ago;
     assert!(known().await.is_some_and(|ago| ago >= 4 * MINUTE));
     // No outcome of a later copy makes the first one younger.
-    settle(&*outbox, ids[0], in_hand[0].number, later(Duration::ZERO)).await;
-    settle(&*outbox, ids[0], in_hand[1].number, failed()).await;
+    settle(&*outbox, ids[0], &in_hand[0], later(Duration::ZERO)).await;
+    settle(&*outbox, ids[0], &in_hand[1], failed()).await;
     let again = next(&*outbox, ids[0]).await;
     assert!(again.iter().any(|event| event.number == in_hand[0].number && ago(event)), "{again:?}");
     assert_eq!(sent().await[..3], all([true; 3]), "one waits, one failed, and one is behind it");
-    for number in [in_hand[0].number, in_hand[1].number, again.last().unwrap().number] {
-        settle(&*outbox, ids[0], number, EventEnd::Published).await;
+    for event in [&in_hand[0], &in_hand[1], again.last().unwrap()] {
+        settle(&*outbox, ids[0], event, EventEnd::Published).await;
     }
     let [ref follower] = next(&*outbox, ids[0]).await[..] else { panic!("k2 may go") };
     assert!(ago(follower), "{follower:?}");
@@ -384,21 +418,21 @@ pub async fn o25_what_waited_behind_others_was_in_nobodys_hands<T: StoreUnderTes
     let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("k1", Some("k")), ("k2", Some("k"))]).await;
     assert_eq!(lease("one").await, Leased::Mine);
-    let first = next(&*outbox, ids[0]).await[0].number;
-    settle(&*outbox, ids[0], first, failed()).await;
+    let first = next(&*outbox, ids[0]).await.remove(0);
+    settle(&*outbox, ids[0], &first, failed()).await;
     assert!(next(&*outbox, ids[0]).await.is_empty(), "it is marked as behind");
     if !fixture.arrange(Arrangement::Age(2 * MINUTE)).await {
         return;
     }
     assert_eq!(lease("two").await, Leased::Mine);
     assert_eq!(first_of(&*outbox, None).await.first_sent_ago, None);
-    assert_eq!(within("retrying", outbox.retry(&[first])).await.unwrap(), 1);
+    assert_eq!(within("retrying", outbox.retry(&[first.number])).await.unwrap(), 1);
     assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it may go from now on");
     // Two dies with it in hand.
     assert!(fixture.arrange(Arrangement::Age(2 * MINUTE)).await);
     assert_eq!(lease("three").await, Leased::Mine);
     let ago = next(&*outbox, ids[0]).await[0].first_sent_ago;
     assert!(ago.is_some_and(|ago| (2 * MINUTE..4 * MINUTE).contains(&ago)), "{ago:?}");
-    settle(&*outbox, ids[0], first, EventEnd::Published).await;
+    settle(&*outbox, ids[0], &first, EventEnd::Published).await;
     assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it was behind the other until now");
 }

@@ -102,7 +102,7 @@ async fn o4_a_relay_that_publishes_late_sends_copies_and_does_no_other_harm() {
         may_be_sent: true,
         counted: true,
     };
-    let ends: Vec<_> = taken.iter().map(|event| (event.number, late.clone())).collect();
+    let ends: Vec<_> = taken.iter().map(|event| (event, late.clone())).collect();
     fixture.outbox().settle(id, &ends).await.unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(fixture.store.events().len(), 0, "a later state brings nothing back");

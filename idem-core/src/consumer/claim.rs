@@ -91,3 +91,17 @@ pub(super) fn one_answer_each(answers: usize, asked: usize) -> Result<(), StoreE
         cure: "This breaks the contract of UnitOfWork: run idem_testkit::store_conformance! on the store".to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers are told apart by their places alone, so one too few would give a key the answer of another.
+    #[test]
+    fn a_store_that_gives_too_few_or_too_many_answers_is_refused() {
+        assert!(one_answer_each(2, 2).is_ok());
+        for answers in [0, 1, 3] {
+            assert!(matches!(one_answer_each(answers, 2), Err(StoreError::Refused { .. })), "{answers}");
+        }
+    }
+}

@@ -424,7 +424,7 @@ impl<S: Store> Inner<S> {
         }
         let own = self.registration(None);
         match self.store.bookkeeping().scope(&own.consumer, &own.tenant).await {
-            Ok(scope) => self.check_number(scope)?,
+            Ok(scope) => check_number(&self.name, self.number(), scope)?,
             Err(StoreError::Refused { .. }) => self.register_again().await?,
             Err(error) => return Err(error),
         }
@@ -475,18 +475,11 @@ impl<S: Store> Inner<S> {
             idem.consumer = %self.name,
             "the database had lost this consumer's row: another server answers, or a backup was restored; it was registered again"
         );
-        self.check_number(registered.scope)
+        check_number(&self.name, self.number(), registered.scope)
     }
 
-    /// Only a row that a release before numbers followed from names has written may come back with another number.
-    fn check_number(&self, scope: ScopeId) -> Result<(), StoreError> {
-        match self.registered.get() {
-            Some(known) if known.scope != scope => Err(StoreError::refused(
-                format!("consumer {} had number {} in the database, and has {scope} now", self.name, known.scope),
-                "Restart its workers, so that they claim under the number that the database knows",
-            )),
-            Some(_) | None => Ok(()),
-        }
+    fn number(&self) -> Option<ScopeId> {
+        self.registered.get().map(|registered| registered.scope)
     }
 
     /// The hashes of a message by the rule that a record carries, where this build knows it.
@@ -525,6 +518,17 @@ impl<S: Store> Inner<S> {
     }
 }
 
+/// Only a row that a release before numbers followed from names has written may come back with another number.
+fn check_number(consumer: &ConsumerName, known: Option<ScopeId>, now: ScopeId) -> Result<(), StoreError> {
+    match known {
+        Some(known) if known != now => Err(StoreError::refused(
+            format!("consumer {consumer} had number {known} in the database, and has {now} now"),
+            "Restart its workers, so that they claim under the number that the database knows",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// The longest text of an error that is kept.
 const ERROR_CHARS_MAX: usize = 500;
 
@@ -532,4 +536,19 @@ const ERROR_CHARS_MAX: usize = 500;
 pub(crate) fn describe<S: Store>(error: &(dyn std::error::Error + 'static)) -> String {
     let text = store::describe::<S>(error);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// J63: under another number every key would be new.
+    #[test]
+    fn j63_a_consumer_that_comes_back_under_another_number_is_refused() {
+        let check =
+            |known: Option<i32>| check_number(&ConsumerName::new("orders").unwrap(), known.map(ScopeId), ScopeId(7));
+        assert!(check(None).is_ok() && check(Some(7)).is_ok());
+        let refused = check(Some(6)).unwrap_err().to_string();
+        assert!(refused.contains("orders had number 6 in the database, and has 7 now"), "{refused}");
+    }
 }

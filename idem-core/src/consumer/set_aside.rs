@@ -128,3 +128,30 @@ fn cause(decision: &Decision) -> Option<Cause<'_>> {
         Decision::Processed(_) | Decision::Duplicate(..) | Decision::Busy => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Failure;
+
+    /// What another attempt may change stays with its sender, and so does what is the set-up's fault.
+    #[test]
+    fn only_what_fails_for_good_by_its_own_fault_is_set_aside() {
+        let all = [
+            (ErrorClass::Permanent, true),
+            (ErrorClass::Fatal, false),
+            (ErrorClass::RunUnitAgain, false),
+            (ErrorClass::Transient, false),
+            (ErrorClass::Infrastructure, false),
+        ];
+        for (class, expected) in all {
+            let decision = Decision::Failed(Failure::new(class, Reason::Malformed, "no JSON"));
+            let cause = cause(&decision);
+            assert_eq!(cause.is_some(), expected, "{class:?}");
+            if let Some(cause) = cause {
+                assert_eq!((cause.reason, cause.text.as_str(), cause.attempts), (Reason::Malformed, "no JSON", 0));
+            }
+        }
+        assert!(cause(&Decision::Busy).is_none());
+    }
+}

@@ -444,3 +444,9 @@ fn a34_the_key_of_a_message_that_is_too_large_stands_outside_of_its_payload() {
     let function = key_fn("anything", |_| IdempotencyKey::new("made").map(Some));
     assert_eq!(found(&function, &plain), "unknown", "a function may read the payload");
 }
+
+#[test]
+fn a_type_is_a_key_where_there_is_one() {
+    assert_eq!(found(&MessageType, &Message::new("").with_type("order-paid")), some("order-paid"));
+    assert_eq!(found(&MessageType, &Message::new("")), Ok(None));
+}

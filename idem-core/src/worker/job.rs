@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::{in_flight::Permit, view::Waiting};
 use crate::{
+    bugs::{self, Bug},
     consumer::Item,
     dead_letter::{DeadLetterId, Reason},
     error::ErrorClass,
@@ -171,6 +172,18 @@ impl<H> Job<H> {
         usize::try_from(hasher.finish() % lanes.max(1) as u64).unwrap_or(0)
     }
 
+    /// The number of its next attempt, which the store counted as `number`. Counts whose answer was lost may be among them, of
+    /// attempts that never began. Where the broker says that the message was delivered before, another process may have died of
+    /// each, so all stay counted.
+    pub(crate) fn attempt_counted(&self, number: u32) -> u32 {
+        let before = self.attempt.number();
+        let may_have_run = self.redelivered || self.is_replay();
+        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
+            return number;
+        }
+        number.saturating_sub(self.counts_unanswered).max(before + 1)
+    }
+
     /// From now on it runs in a unit of its own.
     pub(crate) fn isolate(&mut self) {
         if self.isolation == Isolation::None {
@@ -197,5 +210,34 @@ impl<H> Job<H> {
 impl<H> Borrow<Item> for Job<H> {
     fn borrow(&self) -> &Item {
         &self.item
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Message;
+
+    /// D36: an attempt that may not have begun is not counted, but no attempt has the number of one that was before.
+    #[test]
+    fn d36_counts_whose_answer_was_lost_are_no_attempts_and_attempts_go_on() {
+        use Attempt::{Ended, Uncounted};
+        // What was before, whether it was delivered before, lost answers, the store's number, and which attempt that is.
+        let cases = [
+            (Uncounted, false, 0, 1, 1),
+            (Uncounted, false, 1, 2, 1),
+            (Uncounted, false, 1, 1, 1),
+            (Uncounted, true, 1, 2, 2),
+            (Ended(2), false, 0, 3, 3),
+            (Ended(2), true, 1, 4, 3),
+            (Ended(2), false, 1, 3, 3),
+        ];
+        for (before, redelivered, unanswered, number, expected) in cases {
+            let item = Item { message: Message::new(""), claim: None };
+            let mut job = Job::new(item, DeliveredBy::Broker(()), Assignment::default(), None);
+            (job.attempt, job.redelivered, job.counts_unanswered) = (before, redelivered, unanswered);
+            let case = format!("{before:?}, {redelivered}, {unanswered} lost, {number}");
+            assert_eq!(job.attempt_counted(number), expected, "{case}");
+        }
     }
 }

@@ -379,4 +379,47 @@ mod tests {
         gate.lane_down();
         assert_eq!(paused_for(&gate), Some(0), "a pause of its own");
     }
+
+    /// Junk is an alarm once, at more than half of fifty, and again only after what handlers see has been most of it.
+    #[test]
+    fn a_flood_of_junk_is_one_alarm_and_closes_nothing() {
+        let gate = IntakeGate::new();
+        let alarms = |messages: u32| (0..messages).filter(|_| gate.unreadable()).count();
+        assert_eq!((alarms(25), alarms(1), alarms(100)), (0, 1, 0));
+        assert_eq!(gate.pause(), None);
+        (0..50).for_each(|_| assert!(!gate.fresh_succeeded()));
+        assert_eq!((alarms(25), alarms(1)), (0, 1), "the next flood");
+    }
+
+    #[test]
+    fn the_last_error_of_the_broker_is_told() {
+        let gate = IntakeGate::new();
+        gate.broker_failed("refused".to_owned());
+        gate.broker_failed("no route".to_owned());
+        assert_eq!(gate.broker_error(), "no route");
+    }
+
+    #[test]
+    fn a_pause_says_who_and_why() {
+        let text = |pause: Pause| pause.to_string();
+        assert_eq!(
+            text(Pause::Control(ControlState::Halted, "run 7: a conflict".to_owned())),
+            "halted by run 7: a conflict"
+        );
+        assert_eq!(text(Pause::Control(ControlState::Paused, "ada: a look".to_owned())), "paused by ada: a look");
+        assert_eq!(text(Pause::StoreDown(3)), "3 lanes cannot reach the database");
+        assert!(text(Pause::Breaker).contains("dead letters"));
+    }
+
+    /// The first cause that is told is an operator's, then the database, then the breaker.
+    #[test]
+    fn a_pause_is_told_by_what_must_end_first() {
+        let gate = IntakeGate::new();
+        open_breaker(&gate);
+        assert_eq!(gate.pause(), Some(Pause::Breaker));
+        gate.lane_down();
+        assert_eq!(gate.pause(), Some(Pause::StoreDown(1)));
+        gate.set_control(ControlState::Paused, "ada: a look");
+        assert_eq!(gate.pause(), Some(Pause::Control(ControlState::Paused, "ada: a look".to_owned())));
+    }
 }

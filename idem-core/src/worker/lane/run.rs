@@ -317,7 +317,7 @@ impl<S: Store, B: Source> Shared<S, B> {
             (Some(_), last) if bugs::planted(Bug::CountsInMemory) => Attempt::Ended(last.number() + 1),
             (Some(claim), _) => {
                 match self.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
-                    Ok(number) => Attempt::Open(Self::attempt_of(job, number)),
+                    Ok(number) => Attempt::Open(job.attempt_counted(number)),
                     Err(error) => return Attempted::Uncounted(error),
                 }
             }
@@ -368,17 +368,5 @@ impl<S: Store, B: Source> Shared<S, B> {
             self.dead_letter_settled.store(true, Ordering::Relaxed);
         }
         handed_over
-    }
-
-    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts
-    /// that never began. Where the broker says that the message was delivered before, another process may have died of each, so
-    /// all stay counted.
-    fn attempt_of(job: &Job<B::Handle>, number: u32) -> u32 {
-        let before = job.attempt.number();
-        let may_have_run = job.redelivered || job.is_replay();
-        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
-            return number;
-        }
-        number.saturating_sub(job.counts_unanswered).max(before + 1)
     }
 }

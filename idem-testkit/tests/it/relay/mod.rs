@@ -8,7 +8,7 @@ mod worker;
 use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
-    RetryPolicy, Route,
+    ConsumerName, RetryPolicy, Route,
     outbox::{EventState, RelayStanding},
 };
 use idem_testkit::Operation;
@@ -382,6 +382,21 @@ async fn o13_after_a_restore_what_was_published_comes_again_under_the_same_ids()
     fixture.drained_to(0).await;
     assert_eq!(topic.arrived()[sent..], bodies(0..5));
     run.abort();
+}
+
+/// J63: who publishes without a worker puts back what another server has lost, before it commits anything there.
+#[tokio::test(start_paused = true)]
+async fn j63_a_failover_that_loses_a_destination_is_noticed_without_a_worker() {
+    let fixture = Fixture::new();
+    let standby = fixture.store.checkpoint();
+    fixture.commit_many("a", 0..1).await;
+    fixture.store.go_back_to(&standby);
+    assert!(fixture.outbox().backlog(None).await.unwrap().is_empty(), "the rows are lost");
+    // The first call finds its connection lost.
+    let _ = fixture.consumer.process([idem_testkit::message("lost", r#"["a","","lost"]"#)]).await;
+    fixture.commit_many("a", 1..2).await;
+    let backlog = fixture.outbox().backlog(Some(&ConsumerName::new("teller").unwrap())).await.unwrap();
+    assert!(backlog.iter().any(|of| of.destination == "a" && of.pending > 0), "{backlog:?}");
 }
 
 /// O25: a relay that dies after it has sent an event has noted nothing of it.

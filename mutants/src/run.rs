@@ -1,0 +1,120 @@
+//! Runs each mutant until something dies of it.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use crate::{Failed, compile::Made, write::Mutant};
+
+/// Seconds: a mutant that waits for ever takes no time of a processor.
+const PATIENCE: u32 = 180;
+
+/// Programs that mutants may die of.
+pub(crate) struct Killer {
+    pub(crate) name: &'static str,
+    pub(crate) package: &'static str,
+    /// How cargo builds it.
+    pub(crate) build: &'static [&'static str],
+    /// Where it runs.
+    dir: &'static str,
+    /// One run of it after the other.
+    runs: &'static [&'static [&'static str]],
+    /// How many seconds of a processor a run may take, some times what it takes without a mutant.
+    seconds: u32,
+}
+
+/// The cheapest first.
+#[rustfmt::skip]
+pub(crate) const KILLERS: [Killer; 5] = [
+    Killer {
+        name: "the engine's unit tests", package: "idem-core", dir: "idem-core", seconds: 20,
+        build: &["test", "--no-run", "--all-features", "--lib"],
+        runs: &[&["--test-threads", "1"]],
+    },
+    Killer {
+        name: "the first lives", package: "simulation", dir: "simulation", seconds: 20,
+        build: &["build", "--profile", "sim"],
+        runs: &[
+            &["--jobs", "1", "--lives", "500", "--theme", "small"],
+            &["--jobs", "1", "--lives", "200", "--theme", "any"],
+            &["--jobs", "1", "--lives", "60", "--theme", "junk"],
+        ],
+    },
+    Killer {
+        name: "the lives of what was found", package: "simulation", dir: "simulation", seconds: 60,
+        build: &["test", "--no-run", "--profile", "sim", "--test", "it"],
+        runs: &[&["found::", "--test-threads", "1"]],
+    },
+    Killer {
+        name: "the test kit's tests", package: "idem-testkit", dir: "idem-testkit", seconds: 90,
+        build: &["test", "--no-run", "--all-features", "--test", "it"],
+        // Without those that plant defects of their own into stores and handlers, and others that take seconds.
+        runs: &[&[
+            "--test-threads", "16", "--skip", "store::broken::", "--skip", "prove::", "--skip", "answers_of_the_twin",
+            "--skip", "large_batches", "--skip", "o9_an_hours_outage", "--skip", "v1_v2_each_key",
+        ]],
+    },
+    Killer {
+        name: "the worker's tests", package: "idem-tests", dir: "tests", seconds: 90,
+        build: &["test", "--no-run", "--all-features", "--test", "it"],
+        // Without those that need a database.
+        runs: &[&["worker::", "--test-threads", "16", "--skip", "worker::evidence::"]],
+    },
+];
+
+/// What became of a mutant: the place of its killer in [`KILLERS`], or `None` where it lives.
+pub(crate) struct End {
+    pub(crate) number: usize,
+    pub(crate) killer: Option<usize>,
+}
+
+/// Runs these mutants in turn, and begins none after that many minutes.
+#[allow(clippy::disallowed_methods, reason = "a program's own time, which no test pauses")]
+pub(crate) fn all(mutants: &[Mutant], made: &Made, minutes: u64) -> Result<Vec<End>, Failed> {
+    if let Some(of) = killer(usize::MAX, made)? {
+        return Err(format!("{} fail without a mutant", KILLERS[of].name).into());
+    }
+    let began = Instant::now();
+    let mut ends = Vec::new();
+    for number in made.numbers.iter().copied() {
+        if began.elapsed().as_secs() / 60 >= minutes {
+            break;
+        }
+        let killer = killer(number, made)?;
+        let end = killer.map_or_else(|| "lives".to_owned(), |of| format!("dies of {}", KILLERS[of].name));
+        println!("{}: {end}", mutants[number].name);
+        ends.push(End { number, killer });
+    }
+    Ok(ends)
+}
+
+fn killer(number: usize, made: &Made) -> Result<Option<usize>, Failed> {
+    for (place, (killer, program)) in KILLERS.iter().zip(&made.programs).enumerate() {
+        for arguments in killer.runs {
+            let mut run = limited(killer.seconds, program);
+            run.args(*arguments).current_dir(made.tree.join(killer.dir)).env("IDEM_MUTANT", number.to_string());
+            if !ends_well(run.env_remove("RUST_BACKTRACE"))? {
+                return Ok(Some(place));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A program that may take so many seconds of a processor, and no longer than a mutant may wait for nothing.
+fn limited(seconds: u32, program: &Path) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -t {seconds}; exec timeout -s KILL {PATIENCE} \"$@\""), "mutant"]).arg(program);
+    shell
+}
+
+/// Whether a program ends well. Tests that go on once one has failed find nobody who reads what they print, and end.
+fn ends_well(command: &mut Command) -> std::io::Result<bool> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let lines = child.stdout.take().into_iter().flat_map(|output| BufReader::new(output).split(b'\n'));
+    let failed = lines.map_while(Result::ok).any(|line| line.ends_with(b"... FAILED"));
+    Ok(child.wait()?.success() && !failed)
+}

@@ -118,7 +118,7 @@ impl<S: Store> Shared<S> {
     async fn answer<R: Runs<S>>(self: &Arc<Self>, admitted: Arc<Admitted>, runs: R) -> Result<Answered, Problem> {
         let deadline = Instant::now() + self.wait;
         loop {
-            let mut stage = match self.flights.board(&admitted.key) {
+            let mut stage = match self.flights.board(&admitted.key, admitted.print()) {
                 Boarded::First(flight) => {
                     let (shared, has_company) = (Arc::clone(self), runs.has_company());
                     let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };

@@ -113,6 +113,12 @@ impl<S: Store> Idempotency<S> {
         self.0.engine.start().await
     }
 
+    /// Whether the fingerprints of new records are made with a [secret](IdempotencyBuilder::hash_secret).
+    #[must_use]
+    pub fn is_keyed(&self) -> bool {
+        matches!(self.0.hashings.first(), Some(Hashing::Keyed(_)))
+    }
+
     /// The engine, for operations that do not come as HTTP requests and share the name of the keys; see
     /// [`RunOnce::once`]. Keys of requests are stored there joined with tenant and route.
     #[must_use]

@@ -29,7 +29,8 @@ pub struct IdempotencyBuilder<S: Store> {
     name: String,
     is_single: bool,
     tenant: Option<Arc<TenantFn>>,
-    hashings: Vec<Hashing>,
+    secrets: Vec<HashSecret>,
+    plain_hashes: bool,
     profile: Profile,
     keys_for: Option<Retention>,
     key_policy: Option<KeyPolicy>,
@@ -75,7 +76,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             name: name.to_owned(),
             is_single: false,
             tenant: None,
-            hashings: Vec::new(),
+            secrets: Vec::new(),
+            plain_hashes: false,
             profile: Profile::ietf(),
             keys_for: None,
             key_policy: None,
@@ -120,15 +122,16 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// This or [`plain_hashes`](Self::plain_hashes) is required.
     #[must_use]
     pub fn hash_secret(mut self, secret: HashSecret) -> Self {
-        self.hashings.push(Hashing::Keyed(secret));
+        self.secrets.push(secret);
         self
     }
 
     /// Makes fingerprints plain SHA-256, for bodies without data that must not be guessed from its hash, such as a card number
-    /// (PCI DSS 3.5.1.1).
+    /// (PCI DSS 3.5.1.1). Where there is a secret too, it makes the fingerprints of new records, and those of the time before it are
+    /// known all the same.
     #[must_use]
     pub fn plain_hashes(mut self) -> Self {
-        self.hashings.push(Hashing::Plain);
+        self.plain_hashes = true;
         self
     }
 
@@ -193,7 +196,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// Sets how many connections the requests of one tenant may use at once; further requests queue. Defaults to all
-    /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several.
+    /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several, which leaves one at least to
+    /// others. A store with one lane has none to leave.
     #[must_use]
     pub fn tenant_connections_max(mut self, connections: usize) -> Self {
         self.tenant_connections_max = Some(connections);
@@ -293,8 +297,10 @@ impl<S: Store> IdempotencyBuilder<S> {
         let tenant = self.tenant.clone().ok_or_else(|| ConfigError::new("tenant", "not set", rule))?;
         let rule =
             "fingerprints are made with a secret: call .hash_secret(…), or .plain_hashes() where bodies are no secret";
-        let rules =
-            fingerprint::rules(&self.hashings).ok_or_else(|| ConfigError::new("hash_secret", "not set", rule))?;
+        let plain = self.plain_hashes.then_some(Hashing::Plain);
+        // In whatever order they were named, plain hashes are for older records only.
+        let hashings: Vec<_> = self.secrets.iter().cloned().map(Hashing::Keyed).chain(plain).collect();
+        let rules = fingerprint::rules(&hashings).ok_or_else(|| ConfigError::new("hash_secret", "not set", rule))?;
         self.check()?;
         let capabilities = self.store.capabilities();
         let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
@@ -317,7 +323,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {
-            self.lanes - self.lanes / 4
+            // One at least, wherever there are two.
+            self.lanes - (self.lanes / 4).max(usize::from(self.lanes > 1))
         });
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
@@ -325,7 +332,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             told_of_unused: std::sync::Once::new(),
             engine,
             tenant,
-            hashings: self.hashings,
+            hashings,
             wait: self.wait.unwrap_or(self.profile.wait),
             key_policy: self.key_policy.unwrap_or(self.profile.key_policy),
             profile: self.profile,
@@ -345,7 +352,7 @@ impl<S: Store> IdempotencyBuilder<S> {
 
     fn check(&self) -> Result<(), ConfigError> {
         if let Some((least, most)) = self.profile.keys_within {
-            let rule = "this profile keeps keys for 2 to 24 hours";
+            let rule = "this profile keeps keys for 2 to 24 hours, and the last one is left to the cleanup: at most 23";
             let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
             if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
                 return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));

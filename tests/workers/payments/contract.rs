@@ -325,10 +325,11 @@ async fn w60_wrong_settings_are_told_at_once() {
     let fixture = Fixture::new("http").await;
     let held = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = held.local_addr().expect("its address").to_string();
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--profile", "paypal"], "--profile"),
         (&["--in-progress-wait", "10m"], "--in-progress-wait"),
         (&["--profile", "guardia", "--keys-for", "90d"], "--keys-for"),
+        (&["--profile", "guardia", "--cleanup-every", "2h"], "--cleanup-every"),
         (&["--keys-for", "1h", "--answers-for", "2h"], "--answers-for"),
         (&["--answers-for", "1s"], "--answers-for"),
         (&["--store", "mongo"], "--store is \"mongo\", and must be sqlx or tokio-postgres"),
@@ -337,8 +338,8 @@ async fn w60_wrong_settings_are_told_at_once() {
         (&["--hash-secret", "1=missing"], "--hash-secret"),
     ];
     for (flags, named) in cases {
-        // The flag of the fixture would be given twice.
-        let process = if flags[0] == "--listen" {
+        // A flag of the fixture would be given twice.
+        let process = if flags.contains(&"--listen") || flags.contains(&"--cleanup-every") {
             let arguments: Vec<String> =
                 ["--database-url", &fixture.url].iter().chain(flags).map(|text| (*text).to_owned()).collect();
             Worker::start(PROGRAM, &arguments, &[], &fixture.next_log()).ended().await

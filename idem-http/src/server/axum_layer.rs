@@ -430,7 +430,7 @@ where
         let last = Arc::<Last>::default();
         let work = self.work(shared, admitted, progress, &last);
         Box::pin(async move {
-            let _connection = admitted.in_hand.run().await;
+            let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
             last.ended(shared.engine.run_message(admitted.message(), work).await)
         })
     }

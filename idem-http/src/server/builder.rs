@@ -40,6 +40,8 @@ pub struct IdempotencyBuilder<S: Store> {
     lanes: usize,
     tenant_requests_max: usize,
     tenant_connections_max: Option<usize>,
+    requests_bytes_max: usize,
+    queue_deadline: Duration,
     handler_deadline: Duration,
     limits: Limits,
     kept_headers: Vec<HeaderName>,
@@ -87,6 +89,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             lanes,
             tenant_requests_max: 1_000,
             tenant_connections_max: None,
+            requests_bytes_max: 256 << 20,
+            queue_deadline: Duration::from_secs(30),
             handler_deadline: Duration::from_secs(30),
             limits: Limits {
                 body_bytes_max: 1 << 20,
@@ -201,6 +205,22 @@ impl<S: Store> IdempotencyBuilder<S> {
     #[must_use]
     pub fn tenant_connections_max(mut self, connections: usize) -> Self {
         self.tenant_connections_max = Some(connections);
+        self
+    }
+
+    /// Sets how many bytes of headers and bodies all requests in progress may hold together, repeats that wait included, since one of
+    /// those runs if the first leaves nothing. A request beyond it is answered with 503. Defaults to 256 MiB.
+    #[must_use]
+    pub fn requests_bytes_max(mut self, bytes: usize) -> Self {
+        self.requests_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how long a request may queue for a connection; then it is answered with 503, and nothing of it was done. Requests that
+    /// [share transactions](crate::IdempotentRoute::shares_units) queue with their company, without this limit. Defaults to 30 seconds.
+    #[must_use]
+    pub fn queue_deadline(mut self, deadline: Duration) -> Self {
+        self.queue_deadline = deadline;
         self
     }
 
@@ -339,7 +359,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             keys_for,
             strict_keys: self.strict_keys,
             waiting: Arc::new(Semaphore::new(self.waiting_connections)),
-            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections)),
+            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections, self.lanes, self.queue_deadline)),
+            room: Arc::new(Semaphore::new(self.requests_bytes_max.min(Semaphore::MAX_PERMITS))),
             flights: Arc::new(Flights::default()),
             handler_deadline: self.handler_deadline,
             limits: self.limits,
@@ -369,6 +390,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             ("waiting_connections", self.waiting_connections),
             ("tenant_requests_max", self.tenant_requests_max),
             ("tenant_connections_max", self.tenant_connections_max.unwrap_or(1)),
+            ("requests_bytes_max", self.requests_bytes_max),
             ("lanes", self.lanes),
         ] {
             if value == 0 {

@@ -326,6 +326,55 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     assert_eq!(ground.paid().await, ["one"]);
 }
 
+/// What requests hold in memory has a limit over all, waiting repeats included.
+#[tokio::test]
+async fn w22_waiting_repeats_hold_no_more_than_there_is_room_for() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency =
+        builder(&ground).wait_for_owner(Duration::from_secs(60)).requests_bytes_max(25_000).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let body = "x".repeat(10_000);
+    let first = tokio::spawn(send::<Memory>(&route, held(request("k", &body))));
+    runs.until_begun(1).await;
+    let second = tokio::spawn(send::<Memory>(&route, request("k", &body)));
+    while idempotency.waiting().in_memory < 1 {
+        tokio::task::yield_now().await;
+    }
+    for key in ["k", "l"] {
+        let refused = send::<Memory>(&route, request(key, &body)).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{key}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("#overloaded"), "{refused:?}");
+    }
+    assert_eq!(send::<Memory>(&route, request("small", "one")).await.status, 201);
+    runs.release(1);
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!((first.status, second.is_replayed(), &second.body), (201, Some(true), &first.body));
+    assert_eq!(send::<Memory>(&route, request("l", &body)).await.status, 201, "its room was given back");
+}
+
+/// Nobody queues for a connection for ever.
+#[tokio::test(start_paused = true)]
+async fn w13_a_request_that_gets_no_connection_is_told_to_come_again() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).lanes(2).handler_deadline(Duration::from_secs(600)).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let of = |tenant| tokio::spawn(send::<Memory>(&route, held(request_of(tenant, "k", "one"))));
+    let held = [of("acme"), of("globex")];
+    runs.until_begun(2).await;
+    // One has used its tenant's share, and the other meets those of all.
+    for tenant in ["acme", "initech"] {
+        let late = send::<Memory>(&route, request_of(tenant, "l", "one")).await;
+        assert_eq!((late.status, late.header("retry-after")), (503, Some("1")), "{tenant}");
+        assert!(late.json()["type"].as_str().unwrap().ends_with("#overloaded"), "{late:?}");
+    }
+    assert_eq!(runs.begun(), 2);
+    runs.release(3);
+    for one in held {
+        assert_eq!(one.await.unwrap().status, 201);
+    }
+    assert_eq!(send::<Memory>(&route, request("l", "one")).await.status, 201, "nothing of it was kept");
+}
+
 /// One tenant's slow requests leave connections to others.
 #[tokio::test]
 async fn w13_one_tenant_does_not_take_all_connections() {

@@ -319,6 +319,18 @@ async fn w59_a_stop_answers_what_runs() {
     fixture.remove().await;
 }
 
+/// W28: a service without a secret for its fingerprints says so at its start, unless it is told that none is needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn w28_plain_hashes_are_warned_of() {
+    let fixture = Fixture::new("http").await;
+    for (flags, warns) in [(&[][..], true), (&["--plain-hashes"], false)] {
+        let api = fixture.start(flags).await;
+        assert_eq!(api.process.logged().contains("give --hash-secret 1=FILE"), warns, "{flags:?}");
+        assert!(api.stop().await.status.success());
+    }
+    fixture.remove().await;
+}
+
 /// W60: wrong settings end the start at once, with one line and status 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn w60_wrong_settings_are_told_at_once() {

@@ -67,6 +67,8 @@ pub(crate) struct Shared<S: Store> {
     wait: Duration,
     waiting: Arc<Semaphore>,
     tenants: Arc<Tenants>,
+    /// A permit for each byte that requests may hold.
+    room: Arc<Semaphore>,
     flights: Arc<Flights>,
     handler_deadline: Duration,
     limits: Limits,
@@ -111,6 +113,12 @@ impl<S: Store> Idempotency<S> {
     /// Cancel safe.
     pub async fn start(&self) -> Result<(), StoreError> {
         self.0.engine.start().await
+    }
+
+    /// Whether the fingerprints of new records are made with a [secret](IdempotencyBuilder::hash_secret).
+    #[must_use]
+    pub fn is_keyed(&self) -> bool {
+        matches!(self.0.hashings.first(), Some(Hashing::Keyed(_)))
     }
 
     /// The engine, for operations that do not come as HTTP requests and share the name of the keys; see

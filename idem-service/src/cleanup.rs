@@ -33,6 +33,15 @@ fn every(text: &str) -> Result<Every, String> {
 }
 
 impl CleanupFlags {
+    /// How often; `None` where it is off.
+    #[cfg(feature = "http")]
+    pub(crate) fn every(&self) -> Option<Duration> {
+        match self.cleanup_every {
+            Every::Off => None,
+            Every::After(every) => Some(every),
+        }
+    }
+
     /// The settings for the worker; `None` where cleanup is off.
     pub(crate) fn settings(&self) -> Option<CleanupSettings> {
         match self.cleanup_every {

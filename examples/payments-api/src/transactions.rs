@@ -50,12 +50,11 @@ struct Shared<S: Books> {
     readers: S::Readers,
 }
 
-/// The routes. Whatever changes something stands under the layer.
+/// The routes. Whatever changes something stands under the layer, and what no route takes is refused before it.
 pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, BoxError> {
     let shared = Arc::new(Shared::<S> { payments, readers: S::readers(opened.database_url())? });
     Ok(Router::new()
-        .route("/transactions", post(create::<S>))
-        .layer(opened.idempotency.layer())
+        .route("/transactions", post(create::<S>).route_layer(opened.idempotency.layer()))
         .route("/transactions/{id}", get(read::<S>))
         .route_service("/idempotency/{key}", opened.idempotency.asks(["POST /transactions"]))
         .with_state(shared)

@@ -17,7 +17,17 @@ pub(crate) const PROCESSED_AT: HeaderName = HeaderName::from_static("idempotency
 pub(crate) const EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// The response headers that a browser's script may read once they are named in `Access-Control-Expose-Headers`.
-pub const EXPOSED_HEADERS: [HeaderName; 5] = [KEY_HEADER, REPLAYED, PROCESSED_AT, EXPIRES, digest::CONTENT_DIGEST];
+pub const EXPOSED_HEADERS: [HeaderName; 9] = [
+    KEY_HEADER,
+    REPLAYED,
+    PROCESSED_AT,
+    EXPIRES,
+    digest::CONTENT_DIGEST,
+    header::LOCATION,
+    header::RETRY_AFTER,
+    header::LINK,
+    header::ETAG,
+];
 
 /// The headers that are kept unless more are named: those that a client needs to go on.
 pub(crate) const KEPT_BY_DEFAULT: [HeaderName; 5] =

@@ -18,12 +18,14 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    Idempotency, Shared, answer, fingerprint,
+    Idempotency, Shared, answer,
+    fingerprint::{self, Print},
     flight::Stage,
     key,
     problem::Problem,
     run::not_kept,
     scope::{self, Authenticated},
+    tenants::InHand,
 };
 use crate::{date::rfc3339, service::always_answers};
 
@@ -53,7 +55,9 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and `body`, or `body_base64` if the body is not UTF-8.
 /// With `Prefer: wait=10` (RFC 7240) it waits 10 seconds, and never more than 30, for a request in progress to end.
 ///
-/// It authenticates as the routes do, and its requests count towards the tenant's limit.
+/// It authenticates as the routes do, and its requests count towards the tenant's limits of requests and of connections. Where
+/// [answers are kept by subject](crate::IdempotencyBuilder::answers_by_subject), another subject is told `unknown`; so is everybody with a subject
+/// while another process runs the request, as nothing shows yet whose it is.
 pub struct AskService<S: Store> {
     shared: Arc<Shared<S>>,
     routes: Arc<[String]>,
@@ -111,42 +115,50 @@ impl<S: Store> Shared<S> {
         self.check_headers(&parts.headers)?;
         let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
         let key = key::formed(&key, self.key_policy).map_err(Problem::KeyMalformed)?;
-        let _in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
+        let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
         let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
         // A request that runs in this process comes first: the answer needs no database.
         for key in &joined {
-            if self.runs_here(key, until).await {
-                return self.told(KeyState::InProgress, &who, false);
+            match self.runs_here(key, until).await {
+                Some(print) if self.is_for(&who, &print) => return self.told(KeyState::InProgress, &who, false),
+                Some(_) => return Err(Problem::NotFound),
+                None => {}
             }
         }
         for key in &joined {
-            if let Some(state) = self.state(key, until).await? {
+            if let Some(state) = self.state(key, until, &in_hand).await? {
+                // Whose it is, is read from its record, and that is not there yet.
+                if matches!(state, KeyState::InProgress) && self.subject(&who).is_some() {
+                    return Err(Problem::NotFound);
+                }
                 return self.told(state, &who, wants_answer(parts));
             }
         }
         Err(Problem::NotFound)
     }
 
-    /// Whether this process still runs the request with a key after the wait.
-    async fn runs_here(&self, key: &IdempotencyKey, until: Instant) -> bool {
-        let Some(mut stage) = self.flights.stage(key) else { return false };
+    /// The fingerprint of the request with a key that this process still runs after the wait.
+    async fn runs_here(&self, key: &IdempotencyKey, until: Instant) -> Option<Print> {
+        let (mut stage, print) = self.flights.stage(key)?;
         let ended = async { while stage.changed().await.is_ok() {} };
         match tokio::time::timeout_at(until, ended).await {
-            Ok(()) => false,
-            Err(_late) => matches!(*stage.borrow(), Stage::Running),
+            Ok(()) => None,
+            Err(_late) => matches!(*stage.borrow(), Stage::Running).then_some(print),
         }
     }
 
     /// The state of a key; `None` if nothing is known about it. Waits for a request that another process has in progress.
-    async fn state(&self, key: &IdempotencyKey, until: Instant) -> Result<Option<KeyState>, Problem> {
+    async fn state(&self, key: &IdempotencyKey, until: Instant, in_hand: &InHand) -> Result<Option<KeyState>, Problem> {
         loop {
             let message =
                 Message::new([0; 32].repeat(self.hashings.len())).with_header(KEY_FIELD, key.as_str().to_owned());
+            let connection = in_hand.run().await.ok_or(Problem::Overloaded)?;
             let state = self.engine.ask(message).await.map_err(|error| {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "a key cannot be asked about: {error}");
                 Problem::Unavailable
             })?;
+            drop(connection);
             let is_under_way = matches!(state, KeyState::InProgress);
             if matches!(state, KeyState::Unknown) {
                 return Ok(None);
@@ -158,12 +170,16 @@ impl<S: Store> Shared<S> {
         }
     }
 
+    /// Whether this sender may be told of the request with a fingerprint.
+    fn is_for(&self, who: &Authenticated, print: &Print) -> bool {
+        self.subject(who)
+            .is_none_or(|subject| self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, print)))
+    }
+
     fn told(&self, state: KeyState, who: &Authenticated, with_answer: bool) -> Result<Response<Bytes>, Problem> {
         let mut body = Map::new();
         if let KeyState::Done { recorded, result } = state {
-            if let Some(subject) = self.subject(who)
-                && !self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, recorded.hash.as_bytes()))
-            {
+            if !self.is_for(who, recorded.hash.as_bytes()) {
                 return Err(Problem::NotFound);
             }
             done(&mut body, &recorded, result, with_answer);

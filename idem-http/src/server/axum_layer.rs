@@ -35,6 +35,7 @@ use super::{
     gates::Admitted,
     key::KEY_HEADER,
     made::Last,
+    problem::Problem,
     request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
     run::{Again, Ended, Run, Runs},
@@ -74,8 +75,25 @@ impl<S: Store> Idempotency<S> {
     /// A handler under the layer must take [`Idem`]. If it does not, its 2xx and 3xx become a 500 that is not kept, because nothing that it does is
     /// protected. One that takes it and has nothing to write need not use it.
     ///
-    /// Method and matched path scope the keys, so the layer belongs on the router (`.layer` or `.route_layer`). Layers that change
-    /// the response's bytes, such as compression, belong outside of it.
+    /// Method and matched path scope the keys, so the layer belongs on routes. Put it on the methods of a route, and a method that the
+    /// route does not have is answered with 405 before any key is claimed:
+    ///
+    /// ```
+    /// # use idem_http::{Idem, Idempotency, StepError, core::store::Store};
+    /// # async fn pay<S: Store>(idem: Idem<S>) -> Result<&'static str, StepError> { Ok("paid") }
+    /// # fn routes<S: Store>(idempotency: Idempotency<S>) -> axum::Router {
+    /// use axum::{Router, routing::post};
+    ///
+    /// Router::new().route("/payments", post(pay::<S>).route_layer(idempotency.layer()))
+    /// # }
+    /// ```
+    ///
+    /// On the whole router (`.layer`, `.route_layer`) it protects the same, but a 405 costs a key, a claim and its rollback. A path without a
+    /// route claims nothing; a fallback that answers it with 2xx or 3xx is not protected, and gets a 500.
+    ///
+    /// Layers that change the response's bytes, such as compression, belong outside of it, and so does authorisation: a
+    /// repeat gets the first answer from this layer, and whatever stands inside of it is not asked again. What depends on who asks
+    /// can also be decided by [`tenant`](crate::IdempotencyBuilder::tenant), which is asked each time.
     ///
     /// Requests under a layer share no transactions. A handler here runs once a key, and what it has done in its own steps cannot be
     /// repeated for a neighbour's sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may
@@ -142,14 +160,30 @@ where
             if !is_protected(&request) {
                 return Ok(inner.call(request).await?.into_response());
             }
-            let route = match request.extensions().get::<MatchedPath>() {
-                Some(path) => RouteName::new(request.method(), path.as_str()),
-                None => RouteName::unmatched(request.method(), request.uri().path()),
+            let Some(path) = request.extensions().get::<MatchedPath>() else {
+                return Ok(shared.unrouted(inner.call(request).await?.into_response()));
             };
+            let route = RouteName::new(request.method(), path.as_str());
             let runs =
                 OfLayer { inner: Arc::new(Mutex::new(Some(inner))), response_bytes_max: settings.response_bytes_max };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Body::from))
         })
+    }
+}
+
+impl<S: Store> Shared<S> {
+    /// The answer where no route was found. It comes from a router's fallback, for which no key is claimed; if it says that
+    /// something was done, nothing of that was protected.
+    fn unrouted(&self, response: Response) -> Response {
+        if response.status().is_client_error() || response.status().is_server_error() {
+            return response;
+        }
+        tracing::error!(
+            { idem.consumer = %self.engine.name() },
+            "a request met the idempotency layer where no route was found, so nothing that was done is protected: put the layer on \
+             the router's routes, and not around the router or its fallback"
+        );
+        Problem::Unprotected.response(&self.profile, &self.problem_types).map(Body::from)
     }
 }
 
@@ -396,7 +430,7 @@ where
         let last = Arc::<Last>::default();
         let work = self.work(shared, admitted, progress, &last);
         Box::pin(async move {
-            let _connection = admitted.in_hand.run().await;
+            let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
             last.ended(shared.engine.run_message(admitted.message(), work).await)
         })
     }

@@ -29,7 +29,8 @@ pub struct IdempotencyBuilder<S: Store> {
     name: String,
     is_single: bool,
     tenant: Option<Arc<TenantFn>>,
-    hashings: Vec<Hashing>,
+    secrets: Vec<HashSecret>,
+    plain_hashes: bool,
     profile: Profile,
     keys_for: Option<Retention>,
     key_policy: Option<KeyPolicy>,
@@ -39,6 +40,8 @@ pub struct IdempotencyBuilder<S: Store> {
     lanes: usize,
     tenant_requests_max: usize,
     tenant_connections_max: Option<usize>,
+    requests_bytes_max: usize,
+    queue_deadline: Duration,
     handler_deadline: Duration,
     limits: Limits,
     kept_headers: Vec<HeaderName>,
@@ -75,7 +78,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             name: name.to_owned(),
             is_single: false,
             tenant: None,
-            hashings: Vec::new(),
+            secrets: Vec::new(),
+            plain_hashes: false,
             profile: Profile::ietf(),
             keys_for: None,
             key_policy: None,
@@ -85,6 +89,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             lanes,
             tenant_requests_max: 1_000,
             tenant_connections_max: None,
+            requests_bytes_max: 256 << 20,
+            queue_deadline: Duration::from_secs(30),
             handler_deadline: Duration::from_secs(30),
             limits: Limits {
                 body_bytes_max: 1 << 20,
@@ -120,15 +126,16 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// This or [`plain_hashes`](Self::plain_hashes) is required.
     #[must_use]
     pub fn hash_secret(mut self, secret: HashSecret) -> Self {
-        self.hashings.push(Hashing::Keyed(secret));
+        self.secrets.push(secret);
         self
     }
 
     /// Makes fingerprints plain SHA-256, for bodies without data that must not be guessed from its hash, such as a card number
-    /// (PCI DSS 3.5.1.1).
+    /// (PCI DSS 3.5.1.1). Where there is a secret too, it makes the fingerprints of new records, and those of the time before it are
+    /// known all the same.
     #[must_use]
     pub fn plain_hashes(mut self) -> Self {
-        self.hashings.push(Hashing::Plain);
+        self.plain_hashes = true;
         self
     }
 
@@ -193,10 +200,27 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// Sets how many connections the requests of one tenant may use at once; further requests queue. Defaults to all
-    /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several.
+    /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several, which leaves one at least to
+    /// others. A store with one lane has none to leave.
     #[must_use]
     pub fn tenant_connections_max(mut self, connections: usize) -> Self {
         self.tenant_connections_max = Some(connections);
+        self
+    }
+
+    /// Sets how many bytes of headers and bodies all requests in progress may hold together, repeats that wait included, since one of
+    /// those runs if the first leaves nothing. A request beyond it is answered with 503. Defaults to 256 MiB.
+    #[must_use]
+    pub fn requests_bytes_max(mut self, bytes: usize) -> Self {
+        self.requests_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how long a request may queue for a connection; then it is answered with 503, and nothing of it was done. Requests that
+    /// [share transactions](crate::IdempotentRoute::shares_units) queue with their company, without this limit. Defaults to 30 seconds.
+    #[must_use]
+    pub fn queue_deadline(mut self, deadline: Duration) -> Self {
+        self.queue_deadline = deadline;
         self
     }
 
@@ -294,8 +318,10 @@ impl<S: Store> IdempotencyBuilder<S> {
         let tenant = self.tenant.clone().ok_or_else(|| ConfigError::new("tenant", "not set", rule))?;
         let rule =
             "fingerprints are made with a secret: call .hash_secret(…), or .plain_hashes() where bodies are no secret";
-        let rules =
-            fingerprint::rules(&self.hashings).ok_or_else(|| ConfigError::new("hash_secret", "not set", rule))?;
+        let plain = self.plain_hashes.then_some(Hashing::Plain);
+        // In whatever order they were named, plain hashes are for older records only.
+        let hashings: Vec<_> = self.secrets.iter().cloned().map(Hashing::Keyed).chain(plain).collect();
+        let rules = fingerprint::rules(&hashings).ok_or_else(|| ConfigError::new("hash_secret", "not set", rule))?;
         self.check()?;
         let capabilities = self.store.capabilities();
         let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
@@ -319,7 +345,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {
-            self.lanes - self.lanes / 4
+            // One at least, wherever there are two.
+            self.lanes - (self.lanes / 4).max(usize::from(self.lanes > 1))
         });
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
@@ -327,14 +354,15 @@ impl<S: Store> IdempotencyBuilder<S> {
             told_of_unused: std::sync::Once::new(),
             engine,
             tenant,
-            hashings: self.hashings,
+            hashings,
             wait: self.wait.unwrap_or(self.profile.wait),
             key_policy: self.key_policy.unwrap_or(self.profile.key_policy),
             profile: self.profile,
             keys_for,
             strict_keys: self.strict_keys,
             waiting: Arc::new(Semaphore::new(self.waiting_connections)),
-            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections)),
+            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections, self.lanes, self.queue_deadline)),
+            room: Arc::new(Semaphore::new(self.requests_bytes_max.min(Semaphore::MAX_PERMITS))),
             flights: Arc::new(Flights::default()),
             handler_deadline: self.handler_deadline,
             limits: self.limits,
@@ -347,7 +375,7 @@ impl<S: Store> IdempotencyBuilder<S> {
 
     fn check(&self) -> Result<(), ConfigError> {
         if let Some((least, most)) = self.profile.keys_within {
-            let rule = "this profile keeps keys for 2 to 24 hours";
+            let rule = "this profile keeps keys for 2 to 24 hours, and the last one is left to the cleanup: at most 23";
             let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
             if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
                 return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));
@@ -364,6 +392,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             ("waiting_connections", self.waiting_connections),
             ("tenant_requests_max", self.tenant_requests_max),
             ("tenant_connections_max", self.tenant_connections_max.unwrap_or(1)),
+            ("requests_bytes_max", self.requests_bytes_max),
             ("lanes", self.lanes),
         ] {
             if value == 0 {

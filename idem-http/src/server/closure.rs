@@ -19,7 +19,7 @@ use super::{
     gates::Admitted,
     made::Last,
     route::{RouteName, RouteSettings, route_setters},
-    run::{Run, Runs},
+    run::{Ended, Run, Runs},
     sharing::{REQUESTS_MAX, Sharing},
 };
 use crate::service::always_answers;
@@ -180,7 +180,7 @@ where
                 None => {
                     // Of a run in company nothing is kept then, or nobody knows: this one finds out.
                     last.take();
-                    let _connection = admitted.in_hand.run().await;
+                    let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
                     shared.engine.run_message(admitted.message(), move |tx| work(tx)).await
                 }
             };

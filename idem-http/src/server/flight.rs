@@ -31,7 +31,7 @@ pub(crate) struct Landed {
 
 /// All keys that run now.
 #[derive(Default)]
-pub(crate) struct Flights(Mutex<HashMap<IdempotencyKey, watch::Receiver<Stage>>>);
+pub(crate) struct Flights(Mutex<HashMap<IdempotencyKey, (watch::Receiver<Stage>, Print)>>);
 
 /// Whether a request is the first one with its key in this process.
 pub(crate) enum Boarded {
@@ -41,18 +41,18 @@ pub(crate) enum Boarded {
 }
 
 impl Flights {
-    pub(crate) fn board(self: &Arc<Self>, key: &IdempotencyKey) -> Boarded {
+    pub(crate) fn board(self: &Arc<Self>, key: &IdempotencyKey, print: Print) -> Boarded {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stage) = all.get(key) {
+        if let Some((stage, _)) = all.get(key) {
             return Boarded::Other(stage.clone());
         }
         let (tell, stage) = watch::channel(Stage::default());
-        all.insert(key.clone(), stage);
+        all.insert(key.clone(), (stage, print));
         Boarded::First(Flight { flights: Arc::clone(self), key: key.clone(), tell: Arc::new(Progress::new(tell)) })
     }
 
-    /// The progress of the request with this key, if one runs.
-    pub(crate) fn stage(&self, key: &IdempotencyKey) -> Option<watch::Receiver<Stage>> {
+    /// The progress of the request with this key, and its fingerprint, if one runs.
+    pub(crate) fn stage(&self, key: &IdempotencyKey) -> Option<(watch::Receiver<Stage>, Print)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 }

@@ -3,11 +3,14 @@
 //! Their order: sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
 //! read, and no check asks the database.
 
-use bytes::{Buf, Bytes};
+use std::{pin::pin, sync::Arc};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Shared, digest,
@@ -35,6 +38,8 @@ pub(crate) struct Admitted {
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
     pub(crate) in_hand: InHand,
+    /// A permit for each byte of its headers and its body.
+    _held: OwnedSemaphorePermit,
     /// Whether it was sent before, by the word of the client or of a proxy.
     pub(crate) is_again: bool,
 }
@@ -83,20 +88,21 @@ impl<S: Store> Shared<S> {
     {
         let (parts, body) = request.into_parts();
         let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
-        self.check_headers(&parts.headers)?;
+        let headers = self.check_headers(&parts.headers)?;
         let asked = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {
             KeyFault::Missing => Problem::KeyMissing,
             KeyFault::Malformed(what) => Problem::KeyMalformed(what),
         })?;
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
-        let body = read(&parts.headers, body, settings).await?;
+        let mut held = holds(&self.room, headers)?;
+        let body = read(&parts.headers, body, settings, &self.room, &mut held).await?;
         if !settings.decoded_before {
             digest::verify(&parts.headers, &body).map_err(Problem::Digest)?;
         }
         let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
         let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
         let is_again = is_again(&parts.headers);
-        Ok(Admitted { key, asked, who, route: route.to_owned(), prints, parts, body, in_hand, is_again })
+        Ok(Admitted { key, asked, who, route: route.to_owned(), prints, parts, body, in_hand, _held: held, is_again })
     }
 
     /// The subject that an answer is for, if answers are kept by subject.
@@ -104,12 +110,13 @@ impl<S: Store> Shared<S> {
         who.subject.as_deref().filter(|_| self.answers_by_subject)
     }
 
-    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    /// How large the headers are.
+    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> Result<usize, Problem> {
         let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
         if headers.len() > self.limits.headers_max || bytes > self.limits.headers_bytes_max {
             return Err(Problem::HeadersTooLarge);
         }
-        Ok(())
+        Ok(bytes)
     }
 }
 
@@ -132,7 +139,20 @@ fn is_coded(headers: &HeaderMap) -> bool {
     codings.any(|coding| !matches!(coding.trim_ascii(), b"") && !coding.trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
-async fn read<B>(headers: &HeaderMap, body: B, settings: &RouteSettings) -> Result<Bytes, Problem>
+/// Room for so many bytes more.
+fn holds(room: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+    let bytes = u32::try_from(bytes).map_err(|_| Problem::Overloaded)?;
+    Arc::clone(room).try_acquire_many_owned(bytes).map_err(|_| Problem::Overloaded)
+}
+
+/// Reads a body for which there is room, as far as it has come.
+async fn read<B>(
+    headers: &HeaderMap,
+    body: B,
+    settings: &RouteSettings,
+    room: &Arc<Semaphore>,
+    held: &mut OwnedSemaphorePermit,
+) -> Result<Bytes, Problem>
 where
     B: Body,
     B::Error: Into<BoxError>,
@@ -141,17 +161,22 @@ where
         return Err(Problem::Encoding);
     }
     let max = settings.body_bytes_max;
-    let too_large = Problem::BodyTooLarge { max };
     if body.size_hint().lower() > max as u64 {
-        return Err(too_large);
+        return Err(Problem::BodyTooLarge { max });
     }
-    let collected = tokio::time::timeout(settings.body_deadline, Limited::new(body, max).collect()).await;
-    match collected.map_err(|_| Problem::BodyLate)? {
-        Ok(collected) => {
-            let mut buffer = collected.aggregate();
-            Ok(buffer.copy_to_bytes(buffer.remaining()))
+    let collected = async {
+        let (mut body, mut all) = (pin!(Limited::new(body, max)), BytesMut::new());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => Problem::BodyTooLarge { max },
+                false => Problem::BodyUnreadable,
+            })?;
+            if let Ok(data) = frame.into_data() {
+                held.merge(holds(room, data.remaining())?);
+                all.put(data);
+            }
         }
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large),
-        Err(_) => Err(Problem::BodyUnreadable),
-    }
+        Ok(all.freeze())
+    };
+    tokio::time::timeout(settings.body_deadline, collected).await.map_err(|_| Problem::BodyLate)?
 }

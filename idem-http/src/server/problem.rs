@@ -64,6 +64,8 @@ pub(crate) enum Problem {
     FailedForNow,
     /// The database cannot be reached.
     Unavailable,
+    /// There is no room for the request, or no connection was free in time.
+    Overloaded,
     /// The handler's response cannot be kept.
     ResponseRefused(&'static str),
     /// The handler does not take its transaction.
@@ -109,6 +111,7 @@ impl Problem {
             Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "The request failed"),
             Self::FailedForNow => (StatusCode::SERVICE_UNAVAILABLE, "failed-for-now", "The request failed for now"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The service is not available"),
+            Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The service has too much to do"),
             Self::ResponseRefused(_) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "response-refused", "The response cannot be kept")
             }
@@ -151,6 +154,7 @@ impl Problem {
             Self::NotKept { .. } => {
                 "The operation was done, and is not done again. Its answer is not kept any more.".to_owned()
             }
+            Self::Overloaded => "This try has done nothing. Send the request again with the same key.".to_owned(),
             Self::Failed => "Nothing of the request was kept.".to_owned(),
             Self::FailedForNow => "Nothing of the request was kept. Send it again with the same key.".to_owned(),
             Self::Unavailable => {
@@ -170,9 +174,12 @@ impl Problem {
     /// When the client may try again, if that helps. Never if the same request would get the same answer.
     fn retry_after(&self, profile: &Profile) -> Option<Duration> {
         match self {
-            Self::InProgress | Self::TooManyRequests | Self::BodyLate | Self::FailedForNow | Self::Unavailable => {
-                Some(profile.retry_after)
-            }
+            Self::InProgress
+            | Self::TooManyRequests
+            | Self::BodyLate
+            | Self::FailedForNow
+            | Self::Unavailable
+            | Self::Overloaded => Some(profile.retry_after),
             Self::KeyMissing
             | Self::KeyMalformed(_)
             | Self::Unauthenticated
@@ -216,6 +223,7 @@ impl Problem {
             | Self::Failed
             | Self::FailedForNow
             | Self::Unavailable
+            | Self::Overloaded
             | Self::ResponseRefused(_)
             | Self::Unprotected
             | Self::NotFound => None,
@@ -303,9 +311,12 @@ impl Problem {
         let (kind, code) = match self {
             Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
             Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
-            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) | Self::Unprotected => {
-                ("api_error", None)
-            }
+            Self::Failed
+            | Self::FailedForNow
+            | Self::Unavailable
+            | Self::Overloaded
+            | Self::ResponseRefused(_)
+            | Self::Unprotected => ("api_error", None),
             Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
             Self::KeyMissing
             | Self::Unauthenticated

@@ -51,7 +51,7 @@ impl Profile {
     }
 
     /// The platform rules of Guardia: its codes and reasons, 409 for another request, keys that are UUIDs and are kept for 23
-    /// hours (2 to 24 are allowed), `Last-Modified` on replays. A repeat waits for 2 seconds for the first request to end.
+    /// hours (2 to 23 are allowed, so that a cleanup each hour removes them within 24), `Last-Modified` on replays. A repeat waits for 2 seconds for the first request to end.
     #[must_use]
     pub fn guardia() -> Self {
         Self {
@@ -60,7 +60,8 @@ impl Profile {
             differs: StatusCode::CONFLICT,
             wait: Duration::from_secs(2),
             keys_for: Retention::For(HOUR * 23),
-            keys_within: Some((HOUR * 2, HOUR * 24)),
+            // What has expired is gone with the next cleanup, which comes within an hour.
+            keys_within: Some((HOUR * 2, HOUR * 23)),
             key_policy: KeyPolicy::Uuid,
             last_modified: true,
             ..Self::ietf()

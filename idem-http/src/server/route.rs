@@ -20,12 +20,6 @@ impl RouteName {
         Self { scope: format!("{method} {template}"), is_bounded: is_known(method) }
     }
 
-    /// No route is known, so the path is a client's.
-    #[cfg(feature = "axum")]
-    pub(crate) fn unmatched(method: &Method, path: &str) -> Self {
-        Self { scope: format!("{method} {path}"), is_bounded: false }
-    }
-
     /// The name for metrics and spans, of which there are no more than the service has routes.
     pub(crate) fn label(&self) -> &str {
         if self.is_bounded { &self.scope } else { "other" }

@@ -32,6 +32,8 @@ pub(crate) enum Ended {
     Done(Ran, Option<Response<Bytes>>),
     /// Nothing is kept, and this is the answer.
     Dropped(Response<Bytes>),
+    /// Nothing was done, because no connection was free in time.
+    Late,
     /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
     /// Nothing is kept, because the handler did not take its transaction.
@@ -118,7 +120,7 @@ impl<S: Store> Shared<S> {
     async fn answer<R: Runs<S>>(self: &Arc<Self>, admitted: Arc<Admitted>, runs: R) -> Result<Answered, Problem> {
         let deadline = Instant::now() + self.wait;
         loop {
-            let mut stage = match self.flights.board(&admitted.key) {
+            let mut stage = match self.flights.board(&admitted.key, admitted.print()) {
                 Boarded::First(flight) => {
                     let (shared, has_company) = (Arc::clone(self), runs.has_company());
                     let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };
@@ -187,6 +189,7 @@ impl<S: Store> Shared<S> {
                 }
                 return Ok(Answered { response, outcome });
             }
+            Ok(Ended::Late) => return Err(Problem::Overloaded),
             Ok(Ended::Unfit(what)) => {
                 tracing::error!(
                     { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
@@ -235,6 +238,7 @@ impl<S: Store> Shared<S> {
         };
         if flight.tell.has_company() {
             // Their answers give the time of this run, as all later answers will.
+            let _connection = admitted.in_hand.run().await;
             let exact = match (times.processed_at, self.engine.ask(admitted.message()).await) {
                 (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
                 (_, _) => times,
@@ -259,7 +263,7 @@ impl<S: Store> Shared<S> {
         loop {
             // Where the key was seen here before, the engine looks by itself.
             if std::mem::take(&mut is_again) {
-                let _connection = admitted.in_hand.run().await;
+                let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
                 if let Some(ran) = self.engine.known(admitted.message()).await? {
                     return Ok(Ended::Done(ran, None));
                 }

@@ -55,7 +55,7 @@ impl<S: Store> Sharing<S> {
         member.group.waiting().push_back(Waiting { call, ended });
         loop {
             let lead = async {
-                let permits = (member.group.units.acquire().await, admitted.in_hand.run().await);
+                let permits = (member.group.units.acquire().await, admitted.in_hand.run_at_last().await);
                 (permits, engine.shared_unit().await)
             };
             let (permits, unit) = tokio::select! {

@@ -3,14 +3,21 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 /// The tenants with requests in progress; the others cost nothing.
 pub(crate) struct Tenants {
     requests_max: usize,
     runs_max: usize,
+    /// Those of all tenants.
+    lanes: Arc<Semaphore>,
+    queue_deadline: Duration,
     all: Mutex<HashMap<Arc<str>, Tenant>>,
 }
 
@@ -20,8 +27,9 @@ struct Tenant {
 }
 
 impl Tenants {
-    pub(crate) fn new(requests_max: usize, runs_max: usize) -> Self {
-        Self { requests_max, runs_max, all: Mutex::default() }
+    pub(crate) fn new(requests_max: usize, runs_max: usize, lanes: usize, queue_deadline: Duration) -> Self {
+        let lanes = Arc::new(Semaphore::new(lanes.min(Semaphore::MAX_PERMITS)));
+        Self { requests_max, runs_max, lanes, queue_deadline, all: Mutex::default() }
     }
 
     /// Admits one more request. `None` if the tenant has reached its limit.
@@ -39,6 +47,12 @@ impl Tenants {
     }
 }
 
+/// A connection that may be used, until this is dropped.
+pub(crate) struct Lane {
+    _of_tenant: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
 /// A request in progress.
 pub(crate) struct InHand {
     tenants: Arc<Tenants>,
@@ -52,10 +66,17 @@ impl InHand {
         Arc::clone(&self.name)
     }
 
-    /// Waits until one more of the tenant's requests may use a connection.
-    pub(crate) async fn run(&self) -> Option<OwnedSemaphorePermit> {
-        // The semaphore is never closed.
-        Arc::clone(&self.runs).acquire_owned().await.ok()
+    /// Waits until one more of the tenant's requests may use a connection, and until there is one. `None` if that took too long.
+    pub(crate) async fn run(&self) -> Option<Lane> {
+        timeout(self.tenants.queue_deadline, self.run_at_last()).await.ok().flatten()
+    }
+
+    /// The same however long it takes.
+    pub(crate) async fn run_at_last(&self) -> Option<Lane> {
+        // The semaphores are never closed. The tenant's comes first, so that no lane waits for it.
+        let of_tenant = Arc::clone(&self.runs).acquire_owned().await.ok()?;
+        let of_all = Arc::clone(&self.tenants.lanes).acquire_owned().await.ok()?;
+        Some(Lane { _of_tenant: of_tenant, _of_all: of_all })
     }
 }
 

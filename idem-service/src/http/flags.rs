@@ -35,10 +35,13 @@ pub(crate) struct HttpFlags {
     pub(crate) answers_for: Option<Retention>,
 
     /// Make fingerprints of requests with the secret in this file, NUMBER=FILE, the same in all instances; repeatable, the first
-    /// counts for new records and the others for those that were made with them [default: none, which is for bodies that hold
-    /// no secret]
+    /// counts for new records and the others for those that were made with them [default: none, with a warning]
     #[arg(long, value_name = "NUMBER=FILE", value_parser = super::settings::numbered_file)]
     pub(crate) hash_secret: Vec<(u16, PathBuf)>,
+
+    /// Bodies hold no secret: make fingerprints by plain hashes where there is no --hash-secret, and do not warn of it
+    #[arg(long)]
+    pub(crate) plain_hashes: bool,
 
     /// The largest body of a request
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]

@@ -1,6 +1,6 @@
 //! Applies the settings to the engine's builder.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use idem_core::{Destination, Store};
 use idem_http::{HashSecret, Idempotency, IdempotencyBuilder, Profile};
@@ -43,6 +43,7 @@ impl<S: Store> Opened<S> {
         destinations: &[Destination],
         set: Set<S>,
     ) -> Result<Self, String> {
+        check_cleanup(flags)?;
         let mut builder = Idempotency::builder_shared(Arc::clone(&store), name)
             .profile(match flags.profile {
                 ProfileFlag::Ietf => Profile::ietf(),
@@ -63,7 +64,8 @@ impl<S: Store> Opened<S> {
         for (number, file) in &flags.hash_secret {
             builder = builder.hash_secret(secret(*number, file)?);
         }
-        // Of a service that had no secret at first, records are known all the same.
+        // Of a service that had no secret at first, records are known all the same. A secret of the application's counts as one of the
+        // settings.
         builder = builder.plain_hashes();
         let (destinations, answers_for) = (destinations.to_vec(), flags.answers_for);
         builder = builder.engine(move |engine| {
@@ -80,7 +82,35 @@ impl<S: Store> Opened<S> {
             "keys_for" | "retention" => format!("--keys-for is {}, but {}", error.value, error.rule),
             _ => crate::settings::refused(&error),
         })?;
+        if !idempotency.is_keyed() && !flags.plain_hashes {
+            tracing::warn!(
+                "fingerprints of requests are plain hashes, from which a card's number or another short secret of a body can be \
+                 guessed: give --hash-secret 1=FILE, with 32 random bytes or more, the same in all instances, or --plain-hashes \
+                 where bodies hold no secret"
+            );
+        }
         Ok(Self { idempotency, store, database_url: flags.common.database_url.as_str().into() })
+    }
+}
+
+/// Guardia's records are to be gone within 24 hours, of which the keys have 23.
+fn check_cleanup(flags: &HttpFlags) -> Result<(), String> {
+    if flags.profile != ProfileFlag::Guardia {
+        return Ok(());
+    }
+    match flags.cleanup.every() {
+        Some(every) if every > Duration::from_secs(3_600) => {
+            let rule = "with --profile guardia it is 1h at most, as its records are to be gone within 24 hours";
+            Err(format!("--cleanup-every is {}s, but {rule}", every.as_secs()))
+        }
+        Some(_) => Ok(()),
+        None => {
+            tracing::warn!(
+                "--cleanup-every is off: with --profile guardia another process has to remove expired records each hour, as they \
+                 are to be gone within 24 hours"
+            );
+            Ok(())
+        }
     }
 }
 

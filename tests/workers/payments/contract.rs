@@ -319,16 +319,29 @@ async fn w59_a_stop_answers_what_runs() {
     fixture.remove().await;
 }
 
+/// W28: a service without a secret for its fingerprints says so at its start, unless it is told that none is needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn w28_plain_hashes_are_warned_of() {
+    let fixture = Fixture::new("http").await;
+    for (flags, warns) in [(&[][..], true), (&["--plain-hashes"], false)] {
+        let api = fixture.start(flags).await;
+        assert_eq!(api.process.logged().contains("give --hash-secret 1=FILE"), warns, "{flags:?}");
+        assert!(api.stop().await.status.success());
+    }
+    fixture.remove().await;
+}
+
 /// W60: wrong settings end the start at once, with one line and status 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn w60_wrong_settings_are_told_at_once() {
     let fixture = Fixture::new("http").await;
     let held = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = held.local_addr().expect("its address").to_string();
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--profile", "paypal"], "--profile"),
         (&["--in-progress-wait", "10m"], "--in-progress-wait"),
         (&["--profile", "guardia", "--keys-for", "90d"], "--keys-for"),
+        (&["--profile", "guardia", "--cleanup-every", "2h"], "--cleanup-every"),
         (&["--keys-for", "1h", "--answers-for", "2h"], "--answers-for"),
         (&["--answers-for", "1s"], "--answers-for"),
         (&["--store", "mongo"], "--store is \"mongo\", and must be sqlx or tokio-postgres"),
@@ -337,8 +350,8 @@ async fn w60_wrong_settings_are_told_at_once() {
         (&["--hash-secret", "1=missing"], "--hash-secret"),
     ];
     for (flags, named) in cases {
-        // The flag of the fixture would be given twice.
-        let process = if flags[0] == "--listen" {
+        // A flag of the fixture would be given twice.
+        let process = if flags.contains(&"--listen") || flags.contains(&"--cleanup-every") {
             let arguments: Vec<String> =
                 ["--database-url", &fixture.url].iter().chain(flags).map(|text| (*text).to_owned()).collect();
             Worker::start(PROGRAM, &arguments, &[], &fixture.next_log()).ended().await

@@ -14,7 +14,7 @@ use sqlx::Connection as _;
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::{Ground, Postgres},
+    grounds::{Ground, Memory, Postgres},
     support::{Runs, Seen, builder, held, request, request_of, route, send},
 };
 
@@ -38,6 +38,10 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     let meanwhile = async {
         runs.until_begun(1).await;
         let here = ask(&asks, "acme/ann", "/idempotency/k", "").await;
+        for path in ["/idempotency/k", "/idempotency/k?answer=true"] {
+            let bob = ask(&asks, "acme/bob", path, "").await;
+            assert_eq!((bob.status, bob.json()), (404, unknown.json()), "as one that is unknown");
+        }
         let waited = ask(&elsewhere, "acme/ann", "/idempotency/k", "respond-async, wait=60");
         let (waited, ()) = tokio::join!(waited, async { runs.release(1) });
         (here, waited)
@@ -54,12 +58,55 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     assert!(waited.json().get("answer").is_none());
     // Nobody else is told anything.
     assert_eq!(ask(&asks, "globex", "/idempotency/k", "").await.status, 404);
-    assert_eq!(ask(&asks, "acme/bob", "/idempotency/k", "").await.status, 404);
+    for path in ["/idempotency/k", "/idempotency/k?answer=true"] {
+        assert_eq!(ask(&asks, "acme/bob", path, "").await.json(), unknown.json());
+    }
     let bob = send::<G>(&route, request_of("acme/bob", "k", "one")).await;
     assert_eq!((bob.status, bob.is_replayed()), (403, None), "{bob:?}");
     send::<G>(&route, request("f", "final")).await;
     assert_eq!(ask(&asks, "acme", "/idempotency/f", "").await.json()["state"], "failed");
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
+}
+
+/// W14: what another process runs has no record yet that says whose it is, so no subject is told of it, its own neither.
+#[tokio::test]
+async fn w14_no_subject_is_told_what_another_process_runs() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let payments = || builder(&ground).answers_by_subject().build().unwrap();
+    let (route, asks) = (route::<Postgres>(&payments(), &runs), payments().asks(["POST /t"]));
+    let first = tokio::spawn(send::<Postgres>(&route, held(request_of("acme/ann", "k", "one"))));
+    runs.until_begun(1).await;
+    for (token, status) in [("acme/bob", 404), ("acme/ann", 404), ("acme", 200), ("globex", 404)] {
+        assert_eq!(ask(&asks, token, "/idempotency/k", "").await.status, status, "{token}");
+    }
+    runs.release(1);
+    assert_eq!(first.await.unwrap().status, 201);
+    assert_eq!(ask(&asks, "acme/ann", "/idempotency/k", "").await.json()["state"], "completed");
+}
+
+/// W13: a tenant's questions are among what uses its share of the connections.
+#[tokio::test]
+async fn w13_one_tenants_questions_leave_connections_to_others() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).lanes(2).build().unwrap();
+    let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]));
+    let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
+    runs.until_begun(1).await;
+    let questions: Vec<_> = (0..40)
+        .map(|number| {
+            let (asks, prefer) = (asks.clone(), if number % 2 == 0 { "" } else { "wait=30" });
+            tokio::spawn(async move { ask(&asks, "acme", &format!("/idempotency/of-{number}"), prefer).await })
+        })
+        .collect();
+    for number in 0..40 {
+        assert_eq!(ask(&asks, "globex", &format!("/idempotency/of-{number}"), "").await.status, 404);
+    }
+    assert!(!questions.iter().any(tokio::task::JoinHandle::is_finished), "its one connection is taken");
+    runs.release(1);
+    assert_eq!(first.await.unwrap().status, 201);
+    for question in questions {
+        assert_eq!(question.await.unwrap().status, 404);
+    }
 }
 
 /// W21: each state in its words, with the times of the database.

@@ -355,6 +355,49 @@ async fn w28_a_secret_can_be_replaced() {
     assert!(refused.to_string().contains("http-hmac-sha256/1:2-"), "{refused}");
 }
 
+/// A secret makes the fingerprints of new records, also where plain hashes were named before it.
+#[tokio::test]
+async fn w28_a_secret_counts_before_plain_hashes() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let new = || Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+    let secret = || HashSecret::new(1, SECRET).unwrap();
+    let before = route::<Memory>(&new().plain_hashes().build().unwrap(), &runs);
+    let plain = send::<Memory>(&before, request("plain", "one")).await;
+    let both = new().plain_hashes().hash_secret(secret()).build().unwrap();
+    assert!(both.is_keyed());
+    let both = route::<Memory>(&both, &runs);
+    assert_eq!(send::<Memory>(&both, request("plain", "one")).await.body, plain.body, "those of before are known");
+    let keyed = send::<Memory>(&both, request("keyed", "one")).await;
+    let alone = route::<Memory>(&new().hash_secret(secret()).build().unwrap(), &runs);
+    let again = send::<Memory>(&alone, request("keyed", "one")).await;
+    assert_eq!(
+        (again.is_replayed(), again.body),
+        (Some(true), keyed.body),
+        "its record has no plain hash: {}",
+        again.status
+    );
+}
+
+/// A browser's script may read whatever stands in an answer and is not readable anyway.
+#[tokio::test]
+async fn w25_what_a_client_needs_is_exposed() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let route = route::<Memory>(&builder(&ground).build().unwrap(), &runs);
+    let mut all = Vec::new();
+    for (key, body) in [("k", "one"), ("k", "one"), ("k", "two"), ("l", "status 503")] {
+        all.push(send::<Memory>(&route, request(key, body)).await);
+    }
+    assert_eq!(all.iter().map(|seen| seen.status).collect::<Vec<_>>(), [201, 201, 422, 503]);
+    // The first are those that Fetch lets every script read, and a cookie is none of its business.
+    let readable = ["cache-control", "content-type", "content-length", "set-cookie"];
+    for name in all.iter().flat_map(|seen| seen.headers.keys()) {
+        assert!(readable.contains(&name.as_str()) || idem_http::EXPOSED_HEADERS.contains(name), "{name}");
+    }
+    for kept in [http::header::ETAG, http::header::LINK, http::header::LOCATION, http::header::RETRY_AFTER] {
+        assert!(idem_http::EXPOSED_HEADERS.contains(&kept), "{kept}");
+    }
+}
+
 #[tokio::test]
 async fn w29_what_is_not_said_is_not_guessed() {
     let ground = Memory::new().await;
@@ -364,7 +407,7 @@ async fn w29_what_is_not_said_is_not_guessed() {
     assert!(field(new().single_tenant().build()).contains("hash_secret"));
     let ready = || new().single_tenant().plain_hashes();
     assert!(field(ready().keeps_header(http::header::SET_COOKIE).build()).contains("keeps_header"));
-    for hours in [1, 25] {
+    for hours in [1, 24] {
         let keys_for = idem_core::Retention::For(Duration::from_secs(hours * 3_600));
         assert!(
             field(ready().profile(Profile::guardia()).keys_for(keys_for).build()).contains("keys_for"),

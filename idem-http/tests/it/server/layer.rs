@@ -19,14 +19,15 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use idem_core::{
-    BoxError, Event, HandlerError, IdForm, Store as _,
+    BoxError, ErrorClass, Event, HandlerError, IdForm, Store as _,
     outbox::{CAUSED_BY, StoredEvent},
 };
 use idem_http::{Idem, Idempotency, RequestKey, StepError};
+use idem_testkit::{Fault, Operation};
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::{Ground, Postgres},
+    grounds::{Ground, Memory, Postgres},
     support::{Runs, Seen, builder},
 };
 
@@ -318,6 +319,56 @@ pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() 
     let mut keys: Vec<_> = events.iter().map(told).collect();
     keys.sort();
     assert_eq!(keys, ["4:acme 7:POST /a k 1", "4:acme 7:POST /b k 1", "6:globex 7:POST /a k 1"]);
+}
+
+/// W19: no key is claimed, and no database asked, for a path or a method that no route takes.
+#[tokio::test]
+async fn w19_what_no_route_takes_claims_no_key() {
+    let (ground, runs) = (Memory::new().await, Counted::default());
+    let idempotency = builder(&ground).build().unwrap();
+    let of_method = Router::new().route("/pay", post(pay::<Memory>).route_layer(idempotency.layer()));
+    let of_router = Router::new().route("/pay", post(pay::<Memory>)).layer(idempotency.layer());
+    let fallback = Router::new().fallback(async || "something was done").layer(idempotency.layer());
+    let [of_method, of_router, fallback] = [of_method, of_router, fallback].map(|app| app.with_state(runs.clone()));
+    let of = |method: Method, path: &str| {
+        let mut request = json(path, "k", r#"{"text":"one"}"#);
+        *request.method_mut() = method;
+        request
+    };
+    ground.store().inject(Operation::Begin, Fault::Error(ErrorClass::Permanent));
+    for app in [&of_method, &of_router] {
+        for method in [Method::POST, Method::PATCH, Method::PUT] {
+            assert_eq!(send(app, of(method, "/nowhere")).await.status, 404);
+        }
+    }
+    for method in [Method::PATCH, Method::PUT, Method::DELETE] {
+        let refused = send(&of_method, of(method, "/pay")).await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("POST")));
+    }
+    let done = send(&fallback, of(Method::POST, "/nowhere")).await;
+    assert!(done.status == 500 && done.json()["type"].as_str().unwrap().ends_with("#unprotected"), "{done:?}");
+    // The fault was there all the while.
+    assert_eq!(send(&of_method, of(Method::POST, "/pay")).await.status, 500);
+}
+
+/// W14: a layer outside of idem's refuses a request before its key is looked up, also that of an answer which is kept.
+#[tokio::test]
+async fn w14_who_is_refused_outside_gets_no_answer_of_before() {
+    let (ground, runs) = (Memory::new().await, Counted::default());
+    let app = app::<Memory>(&builder(&ground).build().unwrap(), &runs);
+    let guarded = app
+        .clone()
+        .layer(axum::middleware::from_fn(async |_: Request<Body>, _: axum::middleware::Next| StatusCode::FORBIDDEN));
+    let pay = |key: &str| json("/pay", key, r#"{"text":"one"}"#);
+    assert_eq!(send(&app, pay("kept")).await.status, 201);
+    ground.store().inject(Operation::Begin, Fault::Error(ErrorClass::Permanent));
+    for key in ["kept", "new"] {
+        let refused = send(&guarded, pay(key)).await;
+        assert_eq!((refused.status, refused.is_replayed(), &*refused.body), (403, None, &b""[..]), "{key}");
+    }
+    // The fault was there all the while.
+    assert_eq!(send(&app, pay("new")).await.status, 500);
+    assert_eq!(send(&app, pay("kept")).await.is_replayed(), Some(true));
 }
 
 /// S4: a database quotes values in its errors, and what is told of a failed step does not.

@@ -340,12 +340,67 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     assert_eq!(ground.paid().await, ["one"]);
 }
 
+/// What requests hold in memory has a limit over all, waiting repeats included.
+#[tokio::test]
+async fn w22_waiting_repeats_hold_no_more_than_there_is_room_for() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency =
+        builder(&ground).wait_for_owner(Duration::from_secs(60)).requests_bytes_max(25_000).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let body = "x".repeat(10_000);
+    let first = tokio::spawn(send::<Memory>(&route, held(request("k", &body))));
+    runs.until_begun(1).await;
+    let second = tokio::spawn(send::<Memory>(&route, request("k", &body)));
+    while idempotency.waiting().in_memory < 1 {
+        tokio::task::yield_now().await;
+    }
+    for key in ["k", "l"] {
+        let refused = send::<Memory>(&route, request(key, &body)).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{key}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("#overloaded"), "{refused:?}");
+    }
+    assert_eq!(send::<Memory>(&route, request("small", "one")).await.status, 201);
+    runs.release(1);
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!((first.status, second.is_replayed(), &second.body), (201, Some(true), &first.body));
+    assert_eq!(send::<Memory>(&route, request("l", &body)).await.status, 201, "its room was given back");
+}
+
+/// Nobody queues for a connection for ever.
+#[tokio::test(start_paused = true)]
+async fn w13_a_request_that_gets_no_connection_is_told_to_come_again() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).lanes(2).handler_deadline(Duration::from_secs(600)).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let of = |tenant| tokio::spawn(send::<Memory>(&route, held(request_of(tenant, "k", "one"))));
+    let held = [of("acme"), of("globex")];
+    runs.until_begun(2).await;
+    // One has used its tenant's share, and the other meets those of all.
+    for tenant in ["acme", "initech"] {
+        let late = send::<Memory>(&route, request_of(tenant, "l", "one")).await;
+        assert_eq!((late.status, late.header("retry-after")), (503, Some("1")), "{tenant}");
+        assert!(late.json()["type"].as_str().unwrap().ends_with("#overloaded"), "{late:?}");
+    }
+    assert_eq!(runs.begun(), 2);
+    runs.release(3);
+    for one in held {
+        assert_eq!(one.await.unwrap().status, 201);
+    }
+    assert_eq!(send::<Memory>(&route, request("l", "one")).await.status, 201, "nothing of it was kept");
+}
+
 /// One tenant's slow requests leave connections to others.
 #[tokio::test]
 async fn w13_one_tenant_does_not_take_all_connections() {
+    for lanes in [2, 3, 4] {
+        leaves_a_connection(lanes).await;
+    }
+}
+
+async fn leaves_a_connection(lanes: usize) {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let quick = Arc::new(Runs::default());
-    let idempotency = builder(&ground).lanes(4).tenant_requests_max(40).build().unwrap();
+    let idempotency = builder(&ground).lanes(lanes).tenant_requests_max(40).build().unwrap();
     let (route, quick) = (route::<Memory>(&idempotency, &runs), route::<Memory>(&idempotency, &quick));
     let arrived = watch::Sender::new(0);
     let slow: Vec<_> = (0..40)
@@ -353,14 +408,14 @@ async fn w13_one_tenant_does_not_take_all_connections() {
         .map(|request| tokio::spawn(send::<Memory>(&route, request)))
         .collect();
     until_all_have(&arrived, 40).await;
-    runs.until_begun(3).await;
+    runs.until_begun(lanes - 1).await;
     // Another tenant's request is answered while all of these are held, and none of them had its place.
     tokio::select! {
         biased;
-        () = runs.until_begun(4) => panic!("no connection is left for others"),
+        () = runs.until_begun(lanes) => panic!("no connection is left for others"),
         other = send::<Memory>(&quick, request_of("globex", "k", "quick")) => assert_eq!(other.status, 201),
     }
-    assert_eq!(runs.begun(), 3, "a quarter of the connections is left");
+    assert_eq!(runs.begun(), lanes - 1, "a connection is left");
     let refused = send::<Memory>(&route, request("one-more", "one")).await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     runs.release(40);

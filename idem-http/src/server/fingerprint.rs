@@ -66,13 +66,23 @@ impl Hashing {
 
     fn hash(&self, parts: &[&[u8]]) -> [u8; 32] {
         // Each with its length, so that no two lists of parts give the same bytes.
-        let prefixed = parts.iter().flat_map(|part| [(part.len() as u64).to_be_bytes().to_vec(), part.to_vec()]);
+        let each = |update: &mut dyn FnMut(&[u8])| {
+            for part in parts {
+                update(&(part.len() as u64).to_be_bytes());
+                update(part);
+            }
+        };
         match self {
             Self::Keyed(secret) => {
-                let hmac = prefixed.fold(secret.hmac.clone(), |hmac, part| hmac.chain_update(part));
+                let mut hmac = secret.hmac.clone();
+                each(&mut |bytes| hmac.update(bytes));
                 hmac.finalize().into_bytes().into()
             }
-            Self::Plain => prefixed.fold(Sha256::new(), |hash, part| hash.chain_update(part)).finalize().into(),
+            Self::Plain => {
+                let mut hash = Sha256::new();
+                each(&mut |bytes| hash.update(bytes));
+                hash.finalize().into()
+            }
         }
     }
 }
@@ -298,5 +308,35 @@ impl PayloadHasher for Slot {
 
     fn rule(&self) -> String {
         self.rule.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A layout that changes under the same name of the rule would turn the repeats that are under way during a deploy into 422. The
+    /// values are those of Python's `hmac` and `hashlib`.
+    #[test]
+    fn w28_fingerprints_are_what_they_always_were() {
+        let request =
+            http::Request::post("/transactions?dry=1").header("content-type", "Application/JSON; charset=utf-8");
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let body = Bytes::from_static(br#"{"cents": 1177}"#);
+        let secret = HashSecret::new(7, b"0123456789abcdef0123456789abcdef").unwrap();
+        let hashings = [Hashing::Keyed(secret), Hashing::Plain];
+        assert_eq!(hashings.each_ref().map(Hashing::rule), ["http-hmac-sha256/1:7-5b68306c", "http-sha256/1"]);
+        let prints =
+            of(&hashings, &Fingerprint::raw().and_formerly(Fingerprint::jcs()), &parts, &body, Some("alice")).unwrap();
+        let hex = |print: &Print| print.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(
+            prints.iter().map(hex).collect::<Vec<_>>(),
+            [
+                "8ca3fd3879b5a0039f58bf2713d47b2baa6529763f633a4944b4d12fc33308be",
+                "7111f78733b74a8bdae393ceda1f3828aa6529763f633a49442c84b0203308be",
+                "e701564e0a588ffdf8dc877e7e82665537a12e8b85618671ba08e0c315ef2131",
+                "d02c9677060d224b7e7dacf42586001f37a12e8b85618671ba48400372ef2131"
+            ]
+        );
     }
 }

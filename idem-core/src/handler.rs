@@ -34,6 +34,8 @@ use crate::{
 ///    sets something sets it for every message before it reads or writes anything, or asks for units of one message
 ///    ([`units_of_one`](crate::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
 ///    refused at the seal.
+/// 5. Events and results belong to the message, not to savepoints: an event that is published inside a savepoint goes out
+///    although the handler rolls the savepoint back.
 ///
 /// # Cancel safety
 /// The future is dropped when the handler's deadline passes, when the worker's drain deadline passes, and when

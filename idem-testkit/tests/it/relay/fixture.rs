@@ -106,8 +106,8 @@ pub(crate) enum Does {
 
 #[derive(Default)]
 struct Kept {
-    /// By body, in the order of their arrival.
-    arrived: Vec<String>,
+    /// The id and the body of each, in the order of their arrival.
+    arrived: Vec<(String, String)>,
     away: bool,
     refused: bool,
     does: BTreeMap<String, Does>,
@@ -156,8 +156,14 @@ impl Topic {
         self.kept().calls
     }
 
+    /// The bodies, in the order of their arrival.
     pub(crate) fn arrived(&self) -> Vec<String> {
-        self.kept().arrived.clone()
+        self.kept().arrived.iter().map(|(_, body)| body.clone()).collect()
+    }
+
+    /// The ids, in the order of their arrival.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.kept().arrived.iter().map(|(id, _)| id.clone()).collect()
     }
 
     /// The events that have arrived, each once.
@@ -168,21 +174,22 @@ impl Topic {
     async fn take(&self, event: &OutgoingEvent) -> Result<(), EventError> {
         let body = String::from_utf8(event.payload.to_vec()).unwrap();
         let does = self.kept().does.get(&body).cloned();
+        let arrival = (event.key.as_str().to_owned(), body);
         match does {
             None => {}
             Some(Does::NeverFits) => return Err(EventError::DoesNotFit { problem: "too large".to_owned() }),
             Some(Does::FailsAndCounts) => return Err(EventError::not_sent("not this one")),
-            Some(Does::Panics) => panic!("the publisher panics at {body}"),
+            Some(Does::Panics) => panic!("the publisher panics at {}", arrival.1),
             Some(Does::LosesTheAnswer) => {
-                self.kept().arrived.push(body);
+                self.kept().arrived.push(arrival);
                 return Err(EventError::unconfirmed("the answer was lost").uncounted());
             }
             Some(Does::Hangs) => {
-                self.kept().arrived.push(body);
+                self.kept().arrived.push(arrival);
                 return std::future::pending().await;
             }
         }
-        self.kept().arrived.push(body);
+        self.kept().arrived.push(arrival);
         Ok(())
     }
 }

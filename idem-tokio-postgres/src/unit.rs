@@ -189,9 +189,15 @@ impl<'l> PostgresUnit<'l> {
         // Both are prepared before either is sent: what waits for an answer here would arrive behind the COMMIT.
         let inserting = match &*self.events {
             [] => None,
-            _ => Some(link.ready(self.driver.naming(), events).await.map_err(error::sealing)?),
+            _ => match link.ready(self.driver.naming(), events).await {
+                Ok(inserting) => Some(inserting),
+                Err(source) => return Err(self.events_not_written(source).await),
+            },
         };
-        let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
+        let ready = match link.ready(self.driver.naming(), text).await {
+            Ok(ready) => ready,
+            Err(source) => return Err(self.not_sealed(source).await),
+        };
         let writing = async {
             match &inserting {
                 Some(inserting) => inserting.rows(&new_events).await.map(drop),
@@ -211,14 +217,21 @@ impl<'l> PostgresUnit<'l> {
         }
         let rows = match sealed {
             Ok(rows) => rows,
-            Err(source) if self.results.is_empty() || error::is_of_seal(&source) => return Err(error::sealing(source)),
-            Err(source) => return Err(CommitError::RolledBack(self.explain(source).await)),
+            Err(source) => return Err(self.not_sealed(source).await),
         };
         committed.map_err(error::committing)?;
         if !rows.first().is_some_and(|row| is_sealed(row, self.xid.as_ref())) {
             return Err(CommitError::Unknown("the answer to the seal was another statement's".into()));
         }
         Ok(())
+    }
+
+    /// The server refused the seal, or the answers that it writes.
+    async fn not_sealed(&self, source: Error) -> CommitError {
+        if self.results.is_empty() || error::is_of_seal(&source) {
+            return error::sealing(source);
+        }
+        CommitError::RolledBack(self.explain(source).await)
     }
 }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use idem_core::{
-    Decision, DedupConsumer, DedupConsumerBuilder, Effects, Event, HandlerError, Message, Ran, ResultBody, RunOnce,
-    RunOnceError, Tx,
+    Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, HandlerError, Message, Ran, ResultBody,
+    RunOnce, RunOnceError, Store as _, Tx, store::UnitOfWork as _,
 };
 
 use super::{
-    consumers::{builder, keys, messages, process},
+    consumers::{builder, claim_of, keys, messages, msg, options, process},
     handlers::{Act, Write, acting, write},
-    subject::{PATIENCE, PostgresUnderTest, effects, forget, recorded, until},
+    subject::{PATIENCE, PostgresUnderTest, effects, forget, recorded, unique, until},
 };
 use crate::{
     Decide as _,
@@ -78,6 +78,92 @@ pub async fn o43_a_unit_whose_event_is_suppressed_commits_nothing<T: PostgresUnd
     subject.run("DROP TRIGGER nothing ON outbox").await;
     assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
     assert_eq!(subject.texts("SELECT count(*)::text FROM outbox").await, ["3"]);
+}
+
+/// Writes an effect, publishes an event, answers, and sets this for its transaction.
+struct Sets(&'static str, &'static str);
+
+impl Act for Sets {
+    async fn act<T: PostgresUnderTest>(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, T::Store>,
+    ) -> Result<(), HandlerError> {
+        let Self(name, value) = self;
+        Announces.act::<T>(message, tx).await?;
+        tx.set_result(message, ResultBody::new("an answer").with_status(201))?;
+        Ok(T::execute(tx, &format!("SELECT set_config('{name}', '{value}', true)")).await?)
+    }
+}
+
+fn setting<T: PostgresUnderTest>(
+    subject: &T,
+    store: T::Store,
+    name: &'static str,
+    value: &'static str,
+) -> DedupConsumer<T::Store> {
+    let consumer = builder(store, acting::<T, _>(Sets(name, value))).publishes_to(["payments"]).keeps_results(100);
+    consumer.lanes(1).handlers(subject.concurrency()).build().unwrap()
+}
+
+async fn failure<T: PostgresUnderTest>(consumer: &DedupConsumer<T::Store>, key: &str) -> (ErrorClass, String) {
+    let mut decisions = consumer.decisions(vec![msg(key)]).await.unwrap();
+    match decisions.pop() {
+        Some(Decision::Failed(failure)) => (failure.class, failure.text.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// O22: a setting of a handler for its transaction stops its own message, with the cause, and no intake; or it does not matter.
+pub async fn o22_events_are_written_in_whatever_a_handler_has_set<T: PostgresUnderTest>(subject: &T) {
+    let store = || subject.store().clone();
+    for (key, name, value) in
+        [("a", "work_mem", "8MB"), ("b", "search_path", "pg_catalog"), ("c", "row_security", "off")]
+    {
+        assert_eq!(process(&setting(subject, store(), name, value), vec![msg(key)]).await, "P", "{name}");
+    }
+    let counts = "SELECT concat_ws(' ', (SELECT count(*) FROM effects), (SELECT count(*) FROM processed_messages), \
+        (SELECT count(*) FROM outbox), (SELECT count(*) FROM processed_results WHERE status = 201))";
+    assert_eq!(subject.texts(counts).await, ["3 3 3 3"]);
+    for (name, value, class, words) in [
+        ("role", "pg_monitor", ErrorClass::Permanent, "set a role"),
+        ("statement_timeout", "50ms", ErrorClass::Permanent, "statement_timeout"),
+        ("lock_timeout", "50ms", ErrorClass::Permanent, "lock_timeout"),
+        ("transaction_read_only", "on", ErrorClass::Transient, "read only"),
+    ] {
+        let mut lane = subject.store().open().await.unwrap();
+        let options = options(claim_of(subject.store(), "locking").await.1, PATIENCE);
+        let mut locking = subject.store().begin(&mut lane, options).await.unwrap();
+        locking.claim(&[]).await.unwrap();
+        if name.ends_with("_timeout") {
+            T::execute(&mut locking.tx(), "LOCK TABLE outbox IN SHARE MODE").await.unwrap();
+        }
+        let (seen, text) = failure::<T>(&setting(subject, store(), name, value), "red").await;
+        assert_eq!(seen, class, "{name}: {text}");
+        assert!(text.contains(words), "{name}: {text}");
+        locking.rollback().await.unwrap();
+    }
+    assert_eq!(subject.texts(counts).await, ["3 3 3 3"]);
+}
+
+/// O22: a right that the login itself lacks is no fault of a message.
+pub async fn o22_a_right_that_is_missing_is_infrastructure<T: PostgresUnderTest>(subject: &T) {
+    let role = unique("worker").replace('-', "_");
+    let schema = subject.texts("SELECT quote_ident(current_schema())").await.concat();
+    let grants = ["TABLES", "SEQUENCES", "FUNCTIONS"]
+        .map(|kind| format!("GRANT ALL ON ALL {kind} IN SCHEMA {schema} TO {role};"));
+    // As a login of its own it would see when its own session began.
+    let created = format!("CREATE ROLE {role} IN ROLE pg_read_all_stats");
+    subject.run(&format!("{created}; GRANT USAGE ON SCHEMA {schema} TO {role}; {}", grants.concat())).await;
+    let store = subject.another(None, &[("role", &role)]);
+    let consumer = setting(subject, store, "work_mem", "8MB");
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    subject.run(&format!("REVOKE INSERT ON outbox FROM {role}")).await;
+    let (class, text) = failure::<T>(&consumer, "b").await;
+    assert_eq!(class, ErrorClass::Infrastructure, "{text}");
+    assert_eq!(effects(subject).await, ["a"]);
+    drop(consumer);
+    subject.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
 /// What goes between client and server in a unit of one message and in one of many, when it is new and when it is a duplicate.

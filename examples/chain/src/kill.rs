@@ -51,6 +51,11 @@ impl Kills {
         Self { planned: Mutex::new(planned.into()), happened: Mutex::default(), now: Notify::new() }
     }
 
+    /// How many have not happened yet.
+    pub(crate) fn left(&self) -> usize {
+        self.planned.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Counts this many more. Does not return from a kill.
     pub(crate) async fn at(&self, moment: Moment, count: usize) {
         let is_due = {

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs both consumers, and returns whether both tables match the sales.
+/// Runs both consumers, and returns whether both were killed as planned, and both tables match the sales.
 fn run(folder: &Path) -> Result<bool, BoxError> {
     println!("69,659 real purchases through two consumers in a row, each on a database of its own\n");
     let broker = Broker::new();
@@ -63,19 +63,24 @@ fn run(folder: &Path) -> Result<bool, BoxError> {
         purchases.publish(Message::new(record.payload).with_record_key(record.customer))?;
     }
     let (shop_file, accounts_file) = (folder.join("shop.db"), folder.join("accounts.db"));
-    let of_shop = Kills::planned([(Moment::Written, 20_000), (Moment::Sent, 30_000), (Moment::Acknowledging, 50_000)]);
-    let of_accounts = Kills::planned([(Moment::Written, 25_000), (Moment::Acknowledging, 45_000)]);
+    let of_shop = [(Moment::Written, 20_000), (Moment::Sent, 30_000), (Moment::Acknowledging, 50_000)];
+    let of_accounts = [(Moment::Written, 25_000), (Moment::Acknowledging, 45_000)];
+    let (of_shop, of_accounts) = (Arc::new(Kills::planned(of_shop)), Arc::new(Kills::planned(of_accounts)));
     let (sent, done) = (Arc::new(Sent::default()), CancellationToken::new());
     let second = {
         let (recorded, file, done) = (recorded.clone(), accounts_file.clone(), done.clone());
-        thread::spawn(move || accounts(&recorded, &file, &done, &Arc::new(of_accounts)))
+        let kills = Arc::clone(&of_accounts);
+        thread::spawn(move || accounts(&recorded, &file, &done, &kills))
     };
-    let first = shop(&purchases, &recorded, &sent, &shop_file, &Arc::new(of_shop));
+    let first = shop(&purchases, &recorded, &sent, &shop_file, &of_shop);
     // Also where it has failed, or the second one would wait for ever.
     done.cancel();
     let second = second.join().map_err(|_| "the thread of the accounts died")?;
     first.and(second)?;
-    report(&sent, &shop_file, &accounts_file)
+    let is_exact = report(&sent, &shop_file, &accounts_file)?;
+    let kills_left = of_shop.left() + of_accounts.left();
+    println!("  {} of 5 planned kills happened", 5 - kills_left);
+    Ok(is_exact && kills_left == 0)
 }
 
 fn queue(broker: &Broker, name: &str) -> Result<Queue, BoxError> {

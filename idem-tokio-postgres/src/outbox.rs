@@ -94,7 +94,7 @@ impl<C: GenericClient + Sync> Appending for Plain<'_, C> {
     }
 
     async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
-        // There is no record that an answer could be kept beside.
+        // There is no record to keep an answer with.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }
 }

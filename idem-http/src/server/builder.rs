@@ -216,7 +216,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets how long a request may queue for a connection; then it is answered with 503, and nothing of it was done. Requests that
+    /// Sets how long a request may queue for a connection; then it is answered with 503, without having run. Requests that
     /// [share transactions](crate::IdempotentRoute::shares_units) queue with their company, without this limit. Defaults to 30 seconds.
     #[must_use]
     pub fn queue_deadline(mut self, deadline: Duration) -> Self {

@@ -14,7 +14,7 @@ use idem_core::{ErrorClass, HandlerError};
 /// | [`HttpError::Final`] | rolled back | yes | the same answer |
 /// | [`HttpError::NotKept`] | rolled back | no | a run |
 /// | any of these with 5xx | rolled back | no | a run |
-/// | any of these with 1xx, or a number that is no status of HTTP | rolled back | no: it is answered with 500 | a run |
+/// | any of these with 1xx, or a number that is not a status of HTTP | rolled back | no: it is answered with 500 | a run |
 /// | any other error, a panic, no end in time | rolled back | no | a run |
 ///
 /// A decline that has effects of its own, such as a row that counts it, is not an error: answer it with `Ok` and its status. 401,

@@ -95,7 +95,7 @@ impl Appending for Plain<'_> {
     }
 
     async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
-        // There is no record that an answer could be kept beside.
+        // There is no record to keep an answer with.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }
 }

@@ -226,8 +226,8 @@ async fn w44_what_sns_has_not_signed_is_refused() {
     fixture.drop().await;
 }
 
-/// W45: a subscription is confirmed where it is to a topic of ours, signed, and leads to the host of its region; a certificate that cannot be
-/// fetched now is no refusal.
+/// W45: a subscription is confirmed where it is to one of our topics, signed, and leads to the host of its region; a certificate that cannot
+/// be fetched now is not a refusal.
 #[tokio::test]
 async fn w45_subscriptions_are_confirmed_at_amazons_host_alone() {
     let (fixture, signer) = (Fixture::new().await, Signer::new().await);

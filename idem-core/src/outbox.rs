@@ -1,8 +1,8 @@
-//! Messages out: what handlers publish is committed with their effects, and a relay brings it to its destination, each event
+//! Messages out: the events that handlers publish are committed with their effects, and a relay brings each to its destination
 //! under an id that is derived from the key of the message which caused it.
 //!
-//! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for those who write stores,
-//! publishers and relays.
+//! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for authors of stores, publishers and
+//! relays.
 
 mod cloud_events;
 pub(crate) mod collect;

@@ -47,7 +47,7 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_secs(days * DAY) + of_day)
 }
 
-/// Three numbers of so many digits.
+/// Three numbers with these counts of digits.
 #[cfg(feature = "client")]
 fn numbers(text: &str, between: char, digits: [usize; 3]) -> Option<[u64; 3]> {
     let mut parts = text.split(between);

@@ -1,4 +1,4 @@
-//! What the `tower` services here have in common.
+//! Common parts of the `tower` services.
 
 /// The part of a [`Service`](tower_service::Service) that is always ready, never fails, and answers in one piece; `call` is left to write.
 macro_rules! always_answers {

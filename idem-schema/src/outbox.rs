@@ -1,4 +1,4 @@
-//! Messages out: what units append, and the outbox that relays empty, written once for every SQL store.
+//! Messages out: the rows that units append, and the outbox that relays empty, written once for every SQL store.
 
 mod append;
 mod passing;
@@ -35,7 +35,7 @@ use crate::{
 /// Rounds of selecting and inserting, between which another start may be first.
 const INTERN_ROUNDS: usize = 3;
 
-/// Rounds of finding and marking events that stand behind others, a thousand each at least. Who asks again goes on there.
+/// Rounds of finding and marking events that stand behind others, a thousand each at least. The next call goes on there.
 const MARKING_ROUNDS: usize = 100;
 
 /// The outbox of an SQL store, through whatever driver it has.
@@ -209,12 +209,12 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     }
 }
 
-/// What became of an event, as an object for the statement; `None` where it was published.
+/// The end of an event, as an object for the statement; `None` where it was published.
 fn unpublished(event: &OutgoingEvent, end: &EventEnd) -> Option<Value> {
     let (state, after, error, may_be_sent, counted) = match end {
         EventEnd::Published => return None,
         EventEnd::Later { after, error, may_be_sent, counted } => {
-            // What does not fit is for ever, and an instant must not overflow.
+            // A wait that does not fit is for ever, and an instant must not overflow.
             let after = microseconds(*after).unwrap_or(i64::MAX).min(AFTER_MAX);
             (EventState::Waiting, Some(after), error, *may_be_sent, *counted)
         }

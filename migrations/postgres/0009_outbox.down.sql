@@ -1,4 +1,4 @@
--- Takes back what 0009 made. It refuses while an event waits: its effect is committed, and its receivers would never hear of it.
+-- Reverts 0009. It refuses while an event waits: its effect is committed, and its receivers would never get it.
 LOCK TABLE {schema}.outbox IN ACCESS EXCLUSIVE MODE;
 
 DO $idem$

@@ -4,12 +4,13 @@
 CREATE TABLE {schema}.outbox_destinations (
     id            int         GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name          text        COLLATE "C" NOT NULL,
-    -- How the ids of its events are written: another form of an id is another key to whoever receives it.
+    -- How the ids of its events are written: another form of an id is another key to its receivers.
     id_form       text        COLLATE "C" NOT NULL,
     created_at    timestamptz NOT NULL DEFAULT now(),
     relayed_by    text        COLLATE "C",
     relayed_until timestamptz,
-    -- When the lease last ran out that another relay then took over. What could go by then, and has no outcome, may have been sent.
+    -- When the lease last ran out that another relay then took over. Events that could go by then, and have no outcome, may have
+    -- been sent.
     relay_lost_at timestamptz,
     paused_at     timestamptz,
     -- No pending event of it has a lower number, or will have one: where a look for the next ones begins.
@@ -43,8 +44,8 @@ CREATE TABLE {schema}.outbox (
     ordering_key  bytea,
     headers       json,
     payload       bytea       NOT NULL,
-    -- An event is one by all three: one key may go to two destinations, and two consumers may send the same. What differs most
-    -- comes first, so that a place in the index is found by one comparison a step.
+    -- An event is one by all three: one key may go to two destinations, and two consumers may send the same. The column that differs
+    -- most comes first, so that a place in the index is found by one comparison a step.
     CONSTRAINT outbox_pkey PRIMARY KEY (key_id, destination, consumer)
 ) WITH (
     -- As many rows are deleted as are inserted.
@@ -56,7 +57,7 @@ CREATE TABLE {schema}.outbox (
 ALTER SEQUENCE {schema}.outbox_numbers OWNED BY {schema}.outbox.number;
 
 -- Since when a copy of an event may be with its receivers; NULL where it certainly was never sent. A relay that died has noted
--- nothing of what it had in hand. It had that after it might go, and what was marked as failed or behind since was judged then.
+-- nothing about the events in its hands. It took them once they might go; those marked as failed or behind since were judged then.
 CREATE FUNCTION {schema}.first_sent(state smallint, noted timestamptz, may_go_from timestamptz, relay_lost_at timestamptz)
     RETURNS timestamptz LANGUAGE sql IMMUTABLE
     AS $idem$
@@ -64,10 +65,10 @@ CREATE FUNCTION {schema}.first_sent(state smallint, noted timestamptz, may_go_fr
         AND may_go_from OPERATOR(pg_catalog.<=) relay_lost_at THEN may_go_from END)
 $idem$;
 
--- What a relay reads.
+-- The indexes that relays read.
 CREATE INDEX idx_outbox_pending ON {schema}.outbox (destination, number) WHERE state = 0;
 CREATE INDEX idx_outbox_due ON {schema}.outbox (destination, not_before) WHERE state = 1;
--- The few that do not go at once: by number, and by what they hold back or wait for.
+-- The few events that do not go at once: by number, and by ordering key.
 CREATE INDEX idx_outbox_held ON {schema}.outbox (destination, number) WHERE state <> 0;
 CREATE INDEX idx_outbox_blocking ON {schema}.outbox (destination, ordering_key, number) WHERE state IN (1, 2);
 CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, number) WHERE state = 3;
@@ -94,9 +95,9 @@ CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, byte
     AS $idem$
 #variable_conflict use_column
 DECLARE
-    -- So many are looked at, so that those behind others are found by the thousand.
+    -- Looks at this many, so that those behind others are found by the thousand.
     looked_at CONSTANT bigint := greatest(events_max, 1000);
-    -- What was published is met again at each look for as long as somebody's old snapshot may see it, unless it is passed by.
+    -- Published events are met again at each look for as long as an old snapshot may see them, unless they are passed by.
     pending_from CONSTANT bigint := coalesce((SELECT d.pending_from FROM {schema}.outbox_destinations AS d
         WHERE d.id = of_destination), 0);
     relay_lost_at CONSTANT timestamptz := (SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d
@@ -141,8 +142,9 @@ BEGIN
 END
 $idem$;
 
--- What waits for a destination, of all consumers or of those of this name: not counted to its end, and the oldest first. Every relay
--- asks for each destination every few seconds: without an index of its own a look at one that is empty would read all the others.
+-- The events that wait for a destination, of all consumers or of those of this name: not counted to the end, and the oldest first.
+-- Every relay asks for each destination every few seconds: without an index of its own a look at one that is empty would read all
+-- the others.
 CREATE FUNCTION {schema}.count_events(of_destination int, of_consumer text, OUT pending bigint, OUT waiting bigint, OUT failed bigint,
         OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz)
     LANGUAGE plpgsql STABLE
@@ -172,12 +174,12 @@ BEGIN
 END
 $idem$;
 
--- What changes events finds their places first: a join with the numbers would be turned round while the statistics are those
--- of a tiny table, and then takes seconds for two thousand events among some ten thousand. It has the destination's row locked,
--- so that no event has moved when it is met again by its place.
+-- Statements that change events find their places first: a join with the numbers would be turned round while the statistics are
+-- those of a tiny table, and then takes seconds for two thousand events among some ten thousand. They have the destination's row
+-- locked, so that no event has moved when it is met again by its place.
 
--- Marks events that stand behind others in their ordering key, so that they are not met again. Whoever lets followers go has
--- the destination's row locked too: otherwise one that is marked while what it waits for is removed would wait for ever.
+-- Marks events that stand behind others in their ordering key, so that they are not met again. A call that lets followers go has the
+-- destination's row locked too: otherwise an event that is marked while the one before it is removed would wait for ever.
 CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -210,7 +212,7 @@ BEGIN
 END
 $idem$;
 
--- Lets those go that stand behind nothing any more in these ordering keys, in their order. Some ten thousand in all and a
+-- Lets events of these ordering keys go that wait behind no other any more, in their order. Some ten thousand in all and a
 -- thousand of a key at most, and one of each at least: each of them that is published lets the next ones go.
 CREATE FUNCTION {schema}.let_followers_go(of_destination int, keys bytea[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -249,7 +251,7 @@ BEGIN
 END
 $idem$;
 
--- Notes what became of events: those that were published are removed, the others are an array of objects with the number,
+-- Notes the ends of events: those that were published are removed, the others are an array of objects with the number,
 -- the key, the state, after how many microseconds, the error, whether it may have been sent and whether it counts. A number names
 -- one event only as long as nothing is lost: a server that takes over without the last commits draws those numbers again. So an
 -- event is settled by its key too, by which its receivers know it; where none is given, by its number alone.
@@ -365,11 +367,11 @@ BEGIN
 END
 $idem$;
 
--- Lets the looks at a destination begin further on, past what was published. A number that is drawn may be committed long
+-- Lets the looks at a destination begin further on, past the published events. A number that is drawn may be committed long
 -- after higher ones, so this is done in two calls: the first answers the last number that was drawn, and which transactions
--- write to the outbox then; whoever draws a number has the lock of a writer before that. When the second finds none of these
--- any more, all that they drew is committed or never will be. Both answer what the next call is to be given. What another server
--- has answered says nothing of the numbers and transactions of this one, and the call is a first one.
+-- write to the outbox then; a transaction has the lock of a writer before it draws a number. When the second finds none of these any
+-- more, all numbers that they drew are committed or never will be. Both answer the parameters of the next call. The answer of
+-- another server says nothing about the numbers and transactions of this one, and the call is a first one.
 CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bigint, OUT writers text, OUT last bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -385,7 +387,7 @@ DECLARE
     begins bigint;
     first bigint;
 BEGIN
-    -- Before the writers, so that each who has drawn it or a lower one is among them.
+    -- Before the writers, so that each transaction that has drawn it or a lower one is among them.
     SELECT s.last_value - (NOT s.is_called)::int FROM {schema}.outbox_numbers AS s INTO last;
     -- A prepared transaction has no process, and is known by another name than before.
     SELECT coalesce(array_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END), '{}')
@@ -401,7 +403,7 @@ BEGIN
         UPDATE {schema}.outbox_destinations AS d SET pending_from = 0 WHERE d.id = of_destination;
         RETURN;
     END IF;
-    -- Under another isolation what follows would be an older look than that at the writers.
+    -- Under another isolation level the next query would see an older snapshot than that of the writers.
     IF before IS NULL OR split_part(before, E'\n', 1) <> server OR current_setting('transaction_isolation') <> 'read committed'
         OR writing && (string_to_array(split_part(before, E'\n', 2), ',') || 'prepared'::text) THEN
         RETURN;
@@ -447,8 +449,8 @@ CREATE TABLE {schema}.processed_results (
     CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
--- Reads the answers of some keys, each by the primary key: a plan that is cached while the table is tiny would read all of it
--- for as long as nobody analyses it.
+-- Reads the answers of some keys, each by the primary key: a plan that is cached while the table is tiny would read all of it until
+-- it is analysed.
 CREATE FUNCTION {schema}.read_results(consumers int[], key_ids uuid[]) RETURNS SETOF {schema}.processed_results
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
@@ -538,8 +540,7 @@ BEGIN
 END
 $idem$;
 
--- Functions are everybody's by default. Where the group roles are there already, workers go on before their script is run
--- again.
+-- PUBLIC may execute functions by default. If the group roles exist already, workers go on before their script is run again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]),
     {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]),

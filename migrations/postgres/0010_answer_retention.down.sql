@@ -1,4 +1,4 @@
--- Takes back what 0010 made. Answers whose time was over stay without their bodies, and count as erased.
+-- Reverts 0010. Answers whose time was over stay without their bodies, and count as erased.
 -- As 0009 made it.
 CREATE OR REPLACE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
     LANGUAGE plpgsql SECURITY DEFINER

@@ -2,12 +2,12 @@
 
 -- Until when the answer is kept, where that is before its record goes; NULL where it goes with the record, and behind its end.
 ALTER TABLE {schema}.processed_results ADD COLUMN answer_until timestamptz;
--- What stays of the answer behind its end, beside the status: 64 bytes at most.
+-- The part of the answer that stays behind its end, beside the status: 64 bytes at most.
 ALTER TABLE {schema}.processed_results ADD COLUMN reference text COLLATE "C";
 CREATE INDEX idx_processed_results_answer_until ON {schema}.processed_results (answer_until) WHERE answer_until IS NOT NULL;
 
--- As 0009 made it, and answers go before their records where their time is over: a row stays, so that whoever asks is told that
--- the operation was done, with which status, and where its outcome can be looked up.
+-- As 0009 made it, and answers go before their records where their time is over: a row stays, so that a repeat learns that the
+-- operation was done, with which status, and where its outcome can be looked up.
 CREATE OR REPLACE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp

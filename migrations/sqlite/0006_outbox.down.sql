@@ -1,4 +1,4 @@
--- Takes back what 0006 made. It refuses while an event waits: its effect is committed, and its receivers would never hear of it.
+-- Reverts 0006. It refuses while an event waits: its effect is committed, and its receivers would never get it.
 -- SQLite raises only from triggers and constraints, so a constraint's name carries the text.
 CREATE TEMP TABLE "{schema}_refusal" (
     events INTEGER NOT NULL

@@ -8,7 +8,8 @@ CREATE TABLE "{schema}_outbox_destinations" (
     created_at    INTEGER NOT NULL,
     relayed_by    TEXT,
     relayed_until INTEGER,
-    -- When the lease last ran out that another relay then took over. What could go by then, and has no outcome, may have been sent.
+    -- When the lease last ran out that another relay then took over. Events that could go by then, and have no outcome, may have
+    -- been sent.
     relay_lost_at INTEGER,
     paused_at     INTEGER
 ) STRICT;

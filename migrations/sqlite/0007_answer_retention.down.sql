@@ -1,4 +1,4 @@
--- Takes back what 0007 made. Answers whose time was over stay without their bodies, and count as erased.
+-- Reverts 0007. Answers whose time was over stay without their bodies, and count as erased.
 DROP INDEX "{schema}_idx_processed_results_answer_until";
 ALTER TABLE "{schema}_processed_results" DROP COLUMN reference;
 ALTER TABLE "{schema}_processed_results" DROP COLUMN answer_until;

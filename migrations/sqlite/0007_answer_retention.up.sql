@@ -2,7 +2,7 @@
 
 -- Until when the answer is kept, where that is before its record goes; NULL where it goes with the record, and behind its end.
 ALTER TABLE "{schema}_processed_results" ADD COLUMN answer_until INTEGER;
--- What stays of the answer behind its end, beside the status: 64 bytes at most.
+-- The part of the answer that stays behind its end, beside the status: 64 bytes at most.
 ALTER TABLE "{schema}_processed_results" ADD COLUMN reference TEXT;
 CREATE INDEX "{schema}_idx_processed_results_answer_until" ON "{schema}_processed_results" (answer_until)
     WHERE answer_until IS NOT NULL;

@@ -25,7 +25,7 @@ pub(crate) fn is(number: usize) -> bool {
 }
 "#;
 
-/// What was compiled: which mutants, and the program of each of [`KILLERS`].
+/// The compiled mutants, and the program of each of [`KILLERS`].
 pub(crate) struct Made {
     pub(crate) numbers: Vec<usize>,
     pub(crate) programs: Vec<PathBuf>,
@@ -49,7 +49,7 @@ pub(crate) fn all(mutants: &[Mutant], tree: &Path) -> Result<Made, Failed> {
     Ok(Made { numbers, programs, tree: tree.to_owned() })
 }
 
-/// Writes the last commit into a tree of its own. What did not change keeps its time, so that it is not compiled again.
+/// Writes the last commit into a tree of its own. Unchanged files keep their times, so that they are not compiled again.
 pub(crate) fn copy(tree: &Path) -> Result<(), Failed> {
     fs::create_dir_all(tree)?;
     let tree = tree.canonicalize()?;

@@ -15,7 +15,7 @@ use std::{
 
 use write::Mutant;
 
-/// What mutants are made of: what the engine decides.
+/// The sources of mutants: the decisions of the engine.
 const FILES: [&str; 7] = [
     "idem-core/src/policy*",
     "idem-core/src/outcome*",
@@ -77,7 +77,7 @@ fn listed(tree: &Path) -> Result<Vec<Mutant>, Failed> {
     Ok(serde_json::from_slice(&output(&mut list)?)?)
 }
 
-/// What a command prints, if it succeeds.
+/// The output of a command, if it succeeds.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Failed> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {

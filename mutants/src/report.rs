@@ -1,4 +1,4 @@
-//! What is told of the mutants that ran.
+//! The report on the mutants that ran.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
@@ -13,7 +13,7 @@ const REASONS: &str = include_str!("../reasons.txt");
 
 const UNEXPLAINED: &str = "**no reason yet**";
 
-/// The figures, and who lives by which reason.
+/// The figures, and the mutants that live by each reason.
 pub(crate) fn table(mutants: &[Mutant], compiled: usize, ends: &[End]) -> Result<String, Failed> {
     let mut text = String::new();
     writeln!(text, "{} mutants are listed, {compiled} compile, {} ran.\n", mutants.len(), ends.len())?;

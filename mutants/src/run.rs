@@ -22,7 +22,7 @@ pub(crate) struct Killer {
     dir: &'static str,
     /// One run of it after the other.
     runs: &'static [&'static [&'static str]],
-    /// How many seconds of a processor a run may take, some times what it takes without a mutant.
+    /// The CPU seconds that a run may take: a multiple of those without a mutant.
     seconds: u32,
 }
 
@@ -65,7 +65,7 @@ pub(crate) const KILLERS: [Killer; 5] = [
     },
 ];
 
-/// What became of a mutant: the place of its killer in [`KILLERS`], or `None` where it lives.
+/// The end of a mutant: the place of its killer in [`KILLERS`], or `None` where it lives.
 pub(crate) struct End {
     pub(crate) number: usize,
     pub(crate) killer: Option<usize>,
@@ -104,14 +104,14 @@ fn killer(number: usize, made: &Made) -> Result<Option<usize>, Failed> {
     Ok(None)
 }
 
-/// A program that may take so many seconds of a processor, and no longer than a mutant may wait for nothing.
+/// A program that may take this many CPU seconds, and no longer than a mutant may wait in vain.
 fn limited(seconds: u32, program: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit -t {seconds}; exec timeout -s KILL {PATIENCE} \"$@\""), "mutant"]).arg(program);
     shell
 }
 
-/// Whether a program ends well. Tests that go on once one has failed find nobody who reads what they print, and end.
+/// Whether a program ends well. The output is read to the first failure only: tests that go on write to a closed pipe, and end.
 fn ends_well(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let lines = child.stdout.take().into_iter().flat_map(|output| BufReader::new(output).split(b'\n'));

@@ -16,7 +16,7 @@ use syn::{
 
 use crate::Failed;
 
-/// What cargo-mutants says of a mutant; its number is its place in the list.
+/// cargo-mutants' entry for a mutant; its number is its place in the list.
 #[derive(Deserialize)]
 pub(crate) struct Mutant {
     pub(crate) name: String,
@@ -64,13 +64,13 @@ pub(crate) fn all(mutants: &[Mutant], tree: &Path, left_out: &HashSet<usize>) ->
     Ok(written)
 }
 
-/// One expression, or the beginning of a body, which is empty, and what each of its mutants has there.
+/// One expression, or the beginning of a body, which is empty, and the text of each of its mutants there.
 struct Spot {
     whole: Range<usize>,
     mutants: Vec<(usize, String)>,
 }
 
-/// Finds what mutants replace.
+/// Finds the places that mutants replace.
 struct Spots<'s> {
     source: &'s str,
     /// Where its lines begin.
@@ -91,7 +91,7 @@ impl<'s> Spots<'s> {
         }
         let mut found = Self { source, lines, mutants, wanted, spots: Vec::new() };
         found.visit_file(&syn::parse_file(source)?);
-        // What begins first and ends last is outside; what begins a body stands before all of it.
+        // The place that begins first and ends last is outside; the beginning of a body comes before all of it.
         found.spots.sort_by_key(|Spot { whole, .. }| (whole.start, !whole.is_empty(), usize::MAX - whole.end));
         Ok(found.spots)
     }
@@ -106,7 +106,7 @@ impl<'s> Spots<'s> {
         self.offset(span.start())..self.offset(span.end())
     }
 
-    /// Notes the mutants of a kind that begin `at`, where there are any; `text` says what each has there.
+    /// Notes the mutants of a kind that begin `at`, where there are any; `text` gives the text of each there.
     fn spot(&mut self, genre: &'static str, at: &impl Spanned, whole: Range<usize>, text: impl Fn(&Mutant) -> String) {
         let LineColumn { line, column } = at.span().start();
         let numbers = self.wanted.remove(&(genre, At { line, column: column + 1 })).unwrap_or_default();
@@ -173,7 +173,7 @@ impl<'ast> Visit<'ast> for Spots<'_> {
     }
 }
 
-/// Writes a source with its mutants. What a mutant changes holds no others, since one at a time is asked for.
+/// Writes a source with its mutants. A mutant's text holds no others, since one at a time is asked for.
 struct Writer<'w> {
     source: &'w str,
     spots: &'w [Spot],

@@ -10,7 +10,7 @@ use crate::spans;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Outbox {
-    /// Destinations with what waits for each, and the oldest events
+    /// Destinations with their backlog, and the oldest events
     List {
         /// Events for this destination
         #[arg(long, value_name = "NAME")]
@@ -31,7 +31,7 @@ pub(crate) enum Outbox {
     },
     /// Have failed events, and those that wait for their next try, sent now; their attempts count anew
     Retry(RetryEvents),
-    /// Remove events without sending them, and let go what waits behind them; what is pending only while its destination is paused
+    /// Remove events without sending them, and let their followers go; pending ones only while their destination is paused
     Skip(SkipEvents),
     /// Stop the sending to a destination; running relays obey within seconds, and its events are kept
     Pause {

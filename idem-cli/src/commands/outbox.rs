@@ -1,4 +1,4 @@
-//! `idem outbox`: what it asks, refuses and says is the same on every database; the statements are the database's.
+//! `idem outbox`: questions, refusals and reports are the same on every database; the statements are the database's.
 
 mod findings;
 mod list;
@@ -35,8 +35,8 @@ pub(crate) const NO_OUTBOX: &str = "this database has no outbox: run `idem migra
 
 /// The statements of a database, each with its line in the audit trail.
 pub(crate) trait Events {
-    /// `event`, `state` (by its number) and `stale` of those of these numbers that there are: a relay has said so, or a copy may
-    /// have been sent so many microseconds ago.
+    /// `event`, `state` (by its number) and `stale` of the events that exist among these numbers: a relay has said so, or a copy
+    /// may have been sent this many microseconds ago.
     fn found(&mut self, events: &[i64], stale_after: i64) -> impl Future<Output = Result<Table, Failure>>;
 
     /// The numbers, as `event`, of those that have failed for a destination; `None` where there is no such destination.
@@ -61,7 +61,7 @@ pub(crate) trait Events {
     fn resume(&mut self, destination: &str) -> impl Future<Output = Result<i64, Failure>>;
 }
 
-/// What is done to events and destinations, on any database.
+/// The actions on events and destinations, on any database.
 pub(crate) async fn run_on(mut events: impl Events, command: Outbox) -> Result<Report, Failure> {
     match command {
         Outbox::Show { event, payload } => show(&mut events, event, payload).await,
@@ -116,7 +116,7 @@ async fn chosen(events: &mut impl Events, which: &WhichEvents, receivers_keep: D
     let found = events.found(&numbers, i64::try_from(stale_after).unwrap_or(i64::MAX)).await?;
     let is_found = |number: &&i64| found.rows().iter().any(|row| row.number("event") == **number);
     match numbers.iter().find(|number| !is_found(number)) {
-        // Of all that have failed, one that went meanwhile is no mistake of the operator's.
+        // With `--failed` no number was given, so an event that went meanwhile is not an error.
         Some(number) if which.failed.is_none() => Err(gone(*number)),
         Some(_) | None => Ok(found),
     }

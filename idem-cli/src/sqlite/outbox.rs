@@ -17,7 +17,7 @@ const FAILED: &str = r#"
 SELECT o.number AS event FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE d.name = ?1 AND o.state = 2 ORDER BY o.number"#;
 
-/// Parameters: 1 number, 2 who, 3 what the trail calls it.
+/// Parameters: 1 number, 2 who, 3 its name in the trail.
 const NOTE_READ: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, ?3, o.consumer, o.event_key, 'event ' || o.number || ' for ' || d.name
@@ -49,7 +49,7 @@ WHERE o.number IN (SELECT value FROM json_each(?1)) AND o.state IN (1, 2)"#,
 WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2)"#,
 ];
 
-/// What a relay may have in hand stays, and what stands behind nothing any more goes. Parameters: 1 numbers, 2 who, 3 why.
+/// Events that a relay may have in hand stay, and followers that wait behind no other go. Parameters: 1 numbers, 2 who, 3 why.
 const SKIP: [&str; 3] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, 'skip-event', o.consumer, o.event_key, 'event ' || o.number || ' for ' || d.name || ': ' || ?3

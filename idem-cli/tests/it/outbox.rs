@@ -44,7 +44,7 @@ impl<S: Store> Subject<S> {
         assert!(decisions.iter().all(idem_core::Decision::is_processed), "{decisions:?}");
     }
 
-    /// The numbers of what may go now.
+    /// The numbers of the events that may go now.
     async fn next(&self) -> Vec<i64> {
         let next = self.outbox.next(self.payments, 100, 1 << 20).await.unwrap();
         next.iter().map(|event| event.number.0).collect()
@@ -59,7 +59,7 @@ impl<S: Store> Subject<S> {
     }
 }
 
-/// O30: what failed is seen, sent again, skipped, and each act stands in the trail.
+/// O30: failed events are seen, sent again, skipped, and each act stands in the trail.
 async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, idem: impl Fn(&[&str]) -> Answer) {
     let ask = |line: &str| idem(&line.split_whitespace().collect::<Vec<_>>());
     let events = subject.next().await;
@@ -119,7 +119,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     ask("outbox resume payments").ok();
     assert_eq!(lease().await, Leased::Mine);
 
-    // O40: what may go is in the hands of the relay that has the destination, paused or not, until it lets go.
+    // O40: an event that may go is in the hands of the relay that has the destination, paused or not, until it lets go.
     let why = ["outbox", "skip", &second.to_string(), "--because", "sent by hand", "--yes"];
     let on_its_way = "1 of them may be on their way at this moment, because a relay has payments";
     idem(&why).refused(on_its_way);
@@ -130,7 +130,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(skipped.contains("1 skipped") && !skipped.contains("a copy of"), "{skipped}");
     ask("outbox resume payments").ok();
     assert_eq!(subject.next().await, [third]);
-    // One that ran out may have sent what could go by then.
+    // A relay whose lease ran out may have sent the events that could go by then.
     let brief = Duration::from_millis(1);
     assert_eq!(subject.outbox.lease(subject.payments, "a", brief).await.unwrap(), Leased::Mine);
     let told = || ask(&format!("outbox skip {third} --because it-was-sent --dry-run"));
@@ -138,7 +138,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(told().ok().contains("1 would be skipped; a copy of 1 may have been sent before"));
 }
 
-/// What the trail has of it: who, what, and the event.
+/// The trail's lines about it: actor, act, and the event.
 fn trail([first, second]: [i64; 2]) -> Vec<String> {
     let event = format!("event {first} for payments");
     [
@@ -189,7 +189,7 @@ async fn a_relay_needs_a_build_that_links_a_broker() {
     answer.refused("cargo install idem-cli --features kafka");
 }
 
-/// The relay itself is what idem-service tests; this is the way to it.
+/// idem-service tests the relay itself; this is the way to it.
 #[cfg(feature = "relay")]
 #[tokio::test]
 async fn a_relay_names_what_is_wrong_with_its_file() {

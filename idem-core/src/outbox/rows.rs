@@ -143,8 +143,8 @@ pub struct Appended {
     pub events: Vec<NewEvent>,
     /// The results, in the order of their messages.
     pub results: Vec<NewResult>,
-    /// Whether the unit has other messages too, so that each runs alone if this fails. A store may then take it that none of the
-    /// events is in the outbox, and fail where one is: hardly any ever is, and looking costs every event.
+    /// Whether the unit has other messages too, so that each runs alone if this fails. A store may then assume that none of the events is
+    /// in the outbox, and fail if one is: hardly any ever is, and a look-up costs every event.
     pub is_shared: bool,
 }
 
@@ -404,7 +404,7 @@ impl StoredEvent {
 /// 4. Settling an event that is gone, or for a relay whose lease has ended, does no harm: confirmed events are removed, and a
 ///    later state never brings an event back.
 /// 5. An event is settled by its number and its key. A server that takes over without the last commits, as after a restore, may
-///    give another event the number of one that it has lost, and what became of that one says nothing about the other.
+///    give another event the number of one that it has lost, and the end of that one says nothing about the other.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 #[async_trait]

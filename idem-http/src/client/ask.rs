@@ -54,7 +54,7 @@ pub(super) fn state(response: &Response<Bytes>) -> Option<KeyState> {
     if !is_told_so {
         return None;
     }
-    // Where it is no success, `status` is the problem's own.
+    // In a problem, `status` is the problem's own.
     let status = body.get("status").and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok());
     let time = |name: &str| text(name).and_then(parse_rfc3339);
     Some(KeyState {
@@ -154,7 +154,7 @@ mod tests {
             (401, r#"{"state":"completed"}"#),
             (404, r#"{"state":"completed"}"#),
             (503, ""),
-            // Nobody answers there.
+            // That path has no service.
             (404, ""),
             (404, r#"{"error":"not found"}"#),
         ] {

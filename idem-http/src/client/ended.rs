@@ -12,9 +12,9 @@ use super::Answer;
 pub enum Ended {
     /// The answer of the operation: 2xx, or 303.
     Known(Answer),
-    /// The operation was not carried out, and the answer says why. Where the answer to an earlier try was lost, it is marked as a
-    /// repeat; of a provider that marks none, it is no 409, 410 or 412, of which that try may be the cause. What does not concern the key, such
-    /// as a 401 or a redirect, ends as [`Indeterminate`](Self::Indeterminate) then.
+    /// The operation was not carried out, and the answer says why. If the answer to an earlier try was lost, this one is marked as a repeat;
+    /// from a provider that marks none, it is not a 409, 410 or 412, which that try may have caused. An answer that does not concern the key,
+    /// such as a 401 or a redirect, then ends as [`Indeterminate`](Self::Indeterminate).
     Refused(Answer, Refusal),
     /// The operation may have been carried out. Keep this value and find out; never send the request under another key.
     Indeterminate(Indeterminate),
@@ -125,7 +125,7 @@ pub struct Indeterminate {
     pub tries: u32,
     /// The last answer, if there was one.
     pub last: Option<Answer>,
-    /// What the server knows about the key, if it was asked and answered.
+    /// The server's knowledge of the key, if it was asked and answered.
     pub state: Option<KeyState>,
 }
 

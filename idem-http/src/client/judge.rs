@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Profile, window::wall_clock};
 
-/// What an answer says about the operation.
+/// The meaning of an answer for the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Meaning {

@@ -12,8 +12,8 @@ use tower_service::Service;
 
 /// A [`reqwest::Client`] as the service under an [`IdempotentClient`](super::IdempotentClient).
 ///
-/// It follows no redirects and tries nothing again by itself: behind a 301, 302 or 303 the order would be a GET, whose 200 says nothing of
-/// the order, and a try that nobody counts is outside the [provider's memory](super::Profile::memory).
+/// It follows no redirects and tries nothing again by itself: after a 301, 302 or 303 the order would be a GET, whose 200 says nothing
+/// about the order, and an uncounted try is outside the [provider's memory](super::Profile::memory).
 #[derive(Debug, Clone)]
 pub struct Reqwest(reqwest::Client);
 

@@ -73,7 +73,7 @@ impl Retries {
     }
 
     /// The pause after this many tries (from 1). `spread` in `0.0..1.0` picks a point: between half and the whole of a doubling pause, and
-    /// up to a tenth beyond a pause that the server asked for, because it told many clients the same.
+    /// up to a tenth beyond a pause that the server asked for, because many clients got the same one.
     pub(super) fn pause(&self, tries: u32, asked: Option<Duration>, spread: f64) -> Duration {
         if let Some(asked) = asked {
             return asked.min(self.retry_after_max).max(self.first).mul_f64(1.0 + spread / 10.0);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use idem_core::{BoxError, Message};
 
-/// A service that delivers events over HTTP. Implement it, in a few lines, for a sender whose signatures none of the senders here checks.
+/// A service that delivers events over HTTP. Implement it, in a few lines, for a service that no sender here covers.
 ///
 /// # Contract
 /// 1. [`open`](Self::open) answers a message only if the body, byte for byte as received, is proved to be the sender's.

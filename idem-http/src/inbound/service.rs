@@ -73,7 +73,7 @@ impl<S: Store, F: Sender> Inbound<S, F> {
     }
 
     /// Sets how many events are handled at once, including those that run on after their deadline; four times as many are read. Beyond
-    /// either limit senders are told to try again. Defaults to 64. Events in excess of the consumer's lanes wait for one.
+    /// either limit senders get a 503 and try again. Defaults to 64. Events in excess of the consumer's lanes wait for one.
     #[must_use]
     pub fn at_once(self, events: usize) -> Self {
         let events = events.clamp(1, Semaphore::MAX_PERMITS / READ_PER_HANDLED);

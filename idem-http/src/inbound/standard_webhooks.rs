@@ -60,7 +60,7 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
 impl Sender for StandardWebhooks {
     fn admit(&self, head: &Parts) -> Result<(), NotAdmitted> {
         let id = one(&head.headers, "webhook-id")?;
-        // What is signed are id, time and body with dots between them: with a time at the end of its id, it could be another message's too.
+        // The signature covers id, time and body, joined by dots: if an id ends with a time, the signature could be another message's too.
         let ends_in_a_time = |id: &str| Some(is_near(seconds(id.rsplit_once('.')?.1)?, TOLERANCE, TOLERANCE));
         if ends_in_a_time(id) == Some(true) {
             return Err(NotAdmitted::Unauthenticated(

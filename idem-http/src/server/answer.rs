@@ -110,7 +110,7 @@ impl From<&Recorded> for Times {
     }
 }
 
-/// Takes out what only idem may say of an answer. A handler that passes on what another service has answered would say it of its own.
+/// Removes the headers that only idem may set. A handler that passes on another service's answer would set them for its own.
 pub(crate) fn untold(headers: &mut HeaderMap) {
     for name in [REPLAYED, PROCESSED_AT, EXPIRES] {
         headers.remove(name);

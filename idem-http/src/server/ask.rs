@@ -44,7 +44,7 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// |---|---|---|
 /// | `completed` | 200 | was carried out, and its answer is kept |
 /// | `failed` | 200 | was refused for good, and the refusal is kept |
-/// | `answer_not_kept` | 200 | was carried out or refused, and its answer is gone; status, place and times are told where they are known |
+/// | `answer_not_kept` | 200 | was carried out or refused, and its answer is gone; status, place and times are given where they are known |
 /// | `in_progress` | 200 | runs |
 /// | `unknown` | 404 | has left no record, or is another tenant's; it may still come |
 /// | `uncertain` | 503 | is not known of, because the database cannot be asked |
@@ -56,8 +56,8 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// With `Prefer: wait=10` (RFC 7240) it waits 10 seconds, and never more than 30, for a request in progress to end.
 ///
 /// It authenticates as the routes do, and its requests count towards the tenant's limits of requests and of connections. Where
-/// [answers are kept by subject](crate::IdempotencyBuilder::answers_by_subject), another subject is told `unknown`; so is everybody with a subject
-/// while another process runs the request, as nothing shows yet whose it is.
+/// [answers are kept by subject](crate::IdempotencyBuilder::answers_by_subject), another subject gets `unknown`; so does every caller with a
+/// subject while another process runs the request, because no record shows its owner yet.
 pub struct AskService<S: Store> {
     shared: Arc<Shared<S>>,
     routes: Arc<[String]>,
@@ -170,7 +170,7 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// Whether this sender may be told of the request with a fingerprint.
+    /// Whether this sender may learn of the request with this fingerprint.
     fn is_for(&self, who: &Authenticated, print: &Print) -> bool {
         self.subject(who)
             .is_none_or(|subject| self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, print)))
@@ -258,7 +258,7 @@ fn wants_answer(parts: &Parts) -> bool {
 fn waits(parts: &Parts) -> Option<Duration> {
     let all = parts.headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let mut wait = all.flat_map(|value| value.split(',')).filter_map(|preference| {
-        // What stands behind a semicolon are parameters of the preference.
+        // The preference's parameters follow a semicolon.
         let (name, value) = preference.split(';').next()?.split_once('=')?;
         name.trim().eq_ignore_ascii_case("wait").then(|| value.trim().trim_matches('"').parse().ok())
     });

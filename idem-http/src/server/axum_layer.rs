@@ -92,12 +92,11 @@ impl<S: Store> Idempotency<S> {
     /// route claims nothing; a fallback that answers it with 2xx or 3xx is not protected, and gets a 500.
     ///
     /// Layers that change the response's bytes, such as compression, belong outside of it, and so does authorisation: a
-    /// repeat gets the first answer from this layer, and whatever stands inside of it is not asked again. What depends on who asks
-    /// can also be decided by [`tenant`](crate::IdempotencyBuilder::tenant), which is asked each time.
+    /// repeat gets the first answer from this layer, and layers inside of it do not run again. A decision that depends on the
+    /// caller can also be made by [`tenant`](crate::IdempotencyBuilder::tenant), which is called each time.
     ///
-    /// Requests under a layer share no transactions. A handler here runs once a key, and what it has done in its own steps cannot be
-    /// repeated for a neighbour's sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may
-    /// run again.
+    /// Requests under a layer share no transactions. A handler here runs once a key, and its own steps cannot be repeated for a neighbour's
+    /// sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may run again.
     ///
     /// ```compile_fail,E0599
     /// # fn shared<S: idem_core::Store>(idempotency: idem_http::Idempotency<S>) {
@@ -286,13 +285,13 @@ impl<S: Store> Idem<S> {
         let step: Box<StepFn<S>> = Box::new(move |tx| {
             Box::pin(async move {
                 let done = step(tx).await;
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = answer.send(done);
             })
         });
         let steps = self.0.steps().clone().ok_or_else(over)?;
         steps.send(step).await.map_err(|_| over())?;
-        // What is left of it would keep the operation open.
+        // This sender would keep the operation open.
         drop(steps);
         let done = answered.await.map_err(|_| over())?;
         done.map_err(|error| StepError::of::<S>(error.into()))
@@ -332,8 +331,8 @@ impl<S: Store> Idem<S> {
     }
 }
 
-/// Why a step in a transaction failed. As a handler's answer it is 503 with `Retry-After` if another try may succeed, as errors that
-/// nobody has classed may, and otherwise 500 without; both as problems, in the words of the service's profile.
+/// Why a step in a transaction failed. As a handler's answer it is 503 with `Retry-After` if another try may succeed, as is assumed
+/// of unclassified errors, and otherwise 500 without; both as problems, in the words of the service's profile.
 ///
 /// `Display` has the error without any value of a statement or row; [`handler_error`](Self::handler_error) is the error itself.
 #[derive(Debug, thiserror::Error)]
@@ -350,7 +349,7 @@ struct OfStep(Again);
 
 impl StepError {
     fn of<S: Store>(error: HandlerError) -> Self {
-        // What was refused of an event is refused each time.
+        // A refused event is refused on each try.
         let is_refused = error.downcast_ref::<PublishError>().is_some();
         let code = chain(error.inner()).find_map(S::code);
         let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
@@ -406,7 +405,7 @@ impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
 }
 
 struct OfLayer<T> {
-    /// Taken by its run: what a handler has done in its own steps cannot be repeated.
+    /// Taken by its run: a handler's own steps cannot be repeated.
     inner: Arc<Mutex<Option<T>>>,
     response_bytes_max: usize,
 }
@@ -535,8 +534,8 @@ where
     }
 }
 
-/// The handler's answer, as what it was asked to be. `None` if the handler did not take its transaction and answered as if it had
-/// done something.
+/// The handler's answer, classed as kept, refused or not kept. `None` if the handler did not take its transaction and answered as
+/// if it had done something.
 fn treated<S: Store>(
     response: http::Response<Bytes>,
     slot: &Slot<S>,

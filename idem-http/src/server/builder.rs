@@ -216,7 +216,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets how long a request may queue for a connection; then it is answered with 503, and nothing of it was done. Requests that
+    /// Sets how long a request may queue for a connection; then it is answered with 503, without having run. Requests that
     /// [share transactions](crate::IdempotentRoute::shares_units) queue with their company, without this limit. Defaults to 30 seconds.
     #[must_use]
     pub fn queue_deadline(mut self, deadline: Duration) -> Self {
@@ -340,7 +340,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             // The headers count too.
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
         let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine));
-        // Answers tell how long keys are known, so nothing else sets it.
+        // Answers state how long keys are known, so no other setting may change it.
         let engine = engine.retention(keys_for).build_once()?;
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes

@@ -70,8 +70,8 @@ impl<S: Store, H> IdempotentRoute<S, H> {
     /// without an answer) nothing of that transaction is kept, and each of its requests runs again, alone.
     ///
     /// What it costs: an answer comes once the slowest of its transaction has ended, and rows stay locked until then; a handler may run
-    /// again for a neighbour's sake. What a handler sets for its transaction (`SET LOCAL`, a role, a search path) is put back before the
-    /// next one runs; advisory locks, temporary tables and the modes of constraints are not, and `now()` is the same for all. On
+    /// again for a neighbour's sake. A handler's settings for its transaction (`SET LOCAL`, a role, a search path) are put back before
+    /// the next one runs; advisory locks, temporary tables and the modes of constraints are not, and `now()` is the same for all. On
     /// PostgreSQL behind a pooler in transaction mode every request runs alone.
     ///
     /// ```
@@ -178,7 +178,7 @@ where
             let ran = match in_company {
                 Some(ran) => ran,
                 None => {
-                    // Of a run in company nothing is kept then, or nobody knows: this one finds out.
+                    // The shared run kept nothing, or its outcome is unknown: this run finds out.
                     last.take();
                     let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
                     shared.engine.run_message(admitted.message(), move |tx| work(tx)).await

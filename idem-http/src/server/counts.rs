@@ -1,4 +1,4 @@
-//! What is counted of requests: for metrics, and for whoever looks at the service.
+//! Counts of requests: for metrics, and for the service's page.
 
 use std::{
     collections::BTreeMap,
@@ -160,7 +160,7 @@ impl Waiting {
         Self { now: AtomicU64::new(0), gauge }
     }
 
-    /// One more, until what this answers is dropped.
+    /// Counts one more until the returned value is dropped.
     pub(crate) fn one(&self) -> Waits<'_> {
         self.now.fetch_add(1, Ordering::Relaxed);
         self.gauge.increment(1.0);
@@ -182,7 +182,7 @@ impl Drop for Waits<'_> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouteCounts {
-    /// Method and path, as the router knows it. `other` holds together what has a method or path that no router knows.
+    /// Method and path, as the router knows it. `other` collects the requests whose method or path no router knows.
     pub route: String,
     /// Requests that ran, and whose answer was kept.
     pub first: u64,
@@ -192,7 +192,7 @@ pub struct RouteCounts {
     pub refused: u64,
     /// Requests that were answered with 5xx and left nothing.
     pub failed: u64,
-    /// Requests whose clients went away before they had an answer. What such a request had begun is finished, and a repeat gets its answer.
+    /// Requests whose clients went away before they had an answer. The run of such a request is finished, and a repeat gets its answer.
     pub gone: u64,
 }
 
@@ -210,7 +210,7 @@ pub struct WaitingRepeats {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// What was counted of each route that had requests, in the order of their names.
+    /// The counts of each route that had requests, in the order of their names.
     #[must_use]
     pub fn routes(&self) -> Vec<RouteCounts> {
         let routes = self.0.counts.routes.read().unwrap_or_else(PoisonError::into_inner);

@@ -45,7 +45,7 @@ fn verify_field(
         for member in text.split(',') {
             let malformed = "is no dictionary of byte sequences (RFC 9530)";
             let (algorithm, digest) = member.trim().split_once('=').ok_or(malformed)?;
-            // In capitals it is no name of a dictionary, and would pass for an algorithm that nobody knows.
+            // In capitals it is not a key of a dictionary, and would pass for an unknown algorithm.
             if !is_key(algorithm.as_bytes()) {
                 return Err(malformed);
             }

@@ -14,7 +14,7 @@ use idem_core::{ErrorClass, HandlerError};
 /// | [`HttpError::Final`] | rolled back | yes | the same answer |
 /// | [`HttpError::NotKept`] | rolled back | no | a run |
 /// | any of these with 5xx | rolled back | no | a run |
-/// | any of these with 1xx, or a number that is no status of HTTP | rolled back | no: it is answered with 500 | a run |
+/// | any of these with 1xx, or a number that is not a status of HTTP | rolled back | no: it is answered with 500 | a run |
 /// | any other error, a panic, no end in time | rolled back | no | a run |
 ///
 /// A decline that has effects of its own, such as a row that counts it, is not an error: answer it with `Ok` and its status. 401,
@@ -134,8 +134,8 @@ fn fit(response: Response<Bytes>, limits: Limits<'_>, judged: fn(Response<Bytes>
 }
 
 /// Codes of references to a row that is not there, or from one that still is: PostgreSQL's and SQLite's, which come at once or with the COMMIT.
-/// Of messages the other row may be on its way, so they come again. Whoever sends a request has its answer before the next one, and
-/// would be told to come again for ever.
+/// For a message the other row may be on its way, so it comes again. A client waits for the answer before it sends the next request, and would
+/// be asked to come again for ever.
 const BROKEN_REFERENCES: [&str; 4] = ["23001", "23503", "40002", "787"];
 
 /// Whether another try may go better, by the class of an error and the database's code for it.
@@ -147,7 +147,7 @@ pub(crate) fn comes_again(class: ErrorClass, is_by_hand: bool, code: Option<&str
     }
 }
 
-/// Whether a failure of this status may pass, so that the client is told when to come again. A 500 says nothing of the kind, and 501 and
+/// Whether a failure of this status may pass, so that the answer says when to come again. A 500 does not promise that, and 501 and
 /// 505 say the opposite (RFC 9110, 10.2.3 and 15.6).
 pub(crate) fn may_pass(status: http::StatusCode) -> bool {
     matches!(status.as_u16(), 502..=504)
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of an answer, and how often it was counted as misplaced.
+    /// The treatment of an answer, and how often it was counted as misplaced.
     fn judged(answered: Result<Response<Bytes>, HttpError>, refuses_misplaced: bool) -> (&'static str, u64) {
         let counted = Arc::new(AtomicU64::new(0));
         let misplaced = metrics::Counter::from_arc(Arc::clone(&counted));
@@ -177,7 +177,7 @@ mod tests {
         (name, counted.load(Ordering::SeqCst))
     }
 
-    /// W15: release builds keep what debug builds refuse, and count it.
+    /// W15: release builds keep and count the answers that debug builds refuse.
     #[test]
     fn w15_what_is_about_the_request_is_counted_in_release_builds() {
         for status in 100..1_000 {

@@ -14,7 +14,7 @@ pub fn key_in(value: &[u8], strict: bool) -> Option<String> {
     key::read(value, strict).ok()
 }
 
-/// What tells a request from another one.
+/// The parts of a request that distinguish it from another one.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The path.
@@ -46,7 +46,7 @@ impl Asked {
     }
 }
 
-/// The part in which two requests differ, as a client is told.
+/// The part in which two requests differ, by the name that a client gets.
 #[must_use]
 pub fn differs(asked: &[u8; 32], recorded: &[u8; 32]) -> Option<&'static str> {
     fingerprint::differs(&[*asked], recorded).map(super::problem::Part::as_str)

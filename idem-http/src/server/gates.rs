@@ -61,7 +61,7 @@ impl Admitted {
         })
     }
 
-    /// What a run is told of its key; `message` is the operation's, as the engine has identified it.
+    /// The key for a run's handler; `message` is the operation's, as the engine has identified it.
     pub(crate) fn request_key(&self, message: &Message) -> RequestKey {
         RequestKey::new(&self.asked, &self.who, &self.route, message.clone())
     }
@@ -139,7 +139,7 @@ fn is_coded(headers: &HeaderMap) -> bool {
     codings.any(|coding| !matches!(coding.trim_ascii(), b"") && !coding.trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
-/// Room for so many bytes more.
+/// Room for this many bytes more.
 fn holds(room: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
     let bytes = u32::try_from(bytes).map_err(|_| Problem::Overloaded)?;
     Arc::clone(room).try_acquire_many_owned(bytes).map_err(|_| Problem::Overloaded)

@@ -1,4 +1,4 @@
-//! What the handler of a run has answered, beside the part that the engine keeps.
+//! The answer of a run's handler, beside the part that the engine keeps.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ pub(crate) enum Made {
     Not(Ended),
 }
 
-/// Left by the work of a run, for whoever has begun it.
+/// Left by the work of a run for the code that began it.
 #[derive(Default)]
 pub(crate) struct Last(Mutex<Made>);
 
@@ -31,7 +31,7 @@ impl Last {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Leaves what becomes of a handler's answer, and gives the engine its part.
+    /// Leaves a handler's answer with its treatment, and gives the engine its part.
     pub(crate) fn judge<S: Store>(
         &self,
         answered: Result<Response<Bytes>, HttpError>,

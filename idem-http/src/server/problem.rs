@@ -230,7 +230,7 @@ impl Problem {
         }
     }
 
-    /// What it says of the key, in the words of the answers about keys.
+    /// The state of the key, in the words of the answers about keys.
     fn state(&self) -> Option<&'static str> {
         if matches!(self, Self::NotFound) {
             Some("unknown")

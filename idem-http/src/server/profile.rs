@@ -60,7 +60,7 @@ impl Profile {
             differs: StatusCode::CONFLICT,
             wait: Duration::from_secs(2),
             keys_for: Retention::For(HOUR * 23),
-            // What has expired is gone with the next cleanup, which comes within an hour.
+            // The next cleanup, within an hour, removes expired keys.
             keys_within: Some((HOUR * 2, HOUR * 23)),
             key_policy: KeyPolicy::Uuid,
             last_modified: true,

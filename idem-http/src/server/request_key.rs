@@ -1,4 +1,4 @@
-//! What a handler is told of its request's key.
+//! The key of a request, as its handler sees it.
 
 use std::{fmt, sync::Arc};
 
@@ -68,8 +68,8 @@ impl RequestKey {
         &self.0.route
     }
 
-    /// A key for a call to somebody else, such as a provider: [`Message::derived_key`] of the operation. It follows from the service's name,
-    /// tenant, route and key and from `label`, so it is the same on each try, and each call of a handler needs a label of its own.
+    /// A key for a call to another service, such as a provider: [`Message::derived_key`] of the operation. It follows from the service's
+    /// name, tenant, route and key and from `label`, so it is the same on each try, and each call of a handler needs a label of its own.
     #[must_use]
     pub fn derived_key(&self, label: &str) -> Uuid {
         self.0.message.derived_key(label)

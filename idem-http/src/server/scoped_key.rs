@@ -43,26 +43,26 @@ impl<'a> ScopedKey<'a> {
         })
     }
 
-    /// Takes the key of a record apart. `None` for a key that is no request's, and for one of which only the hash is kept.
+    /// Takes the key of a record apart. `None` for a key that is not a request's, and for one of which only the hash is kept.
     #[must_use]
     pub fn parse(recorded: &'a str) -> Option<Self> {
         let (tenant, rest) = counted(recorded)?;
         let (route, key) = counted(rest)?;
         let parsed = Self { tenant, route, key };
-        // Lengths that are written in another way, such as with zeros in front, are none of ours.
+        // idem writes no length in another form, such as with leading zeros.
         parsed.joined().ok().filter(|joined| joined.as_str() == recorded).map(|_| parsed)
     }
 
     /// The key in a header's value: as it is, or out of its quotes.
     ///
     /// # Errors
-    /// What is wrong with it, in words that go behind "it is no key:".
+    /// The fault of the key, in words that go behind "it is no key:".
     pub fn sent(value: &str) -> Result<String, &'static str> {
         key::read(value.as_bytes(), false)
     }
 }
 
-/// A text with its length before it and a blank behind it, and what follows.
+/// A text with its length before it and a blank behind it, and the rest.
 fn counted(text: &str) -> Option<(&str, &str)> {
     let (length, rest) = text.split_once(':')?;
     let (text, rest) = rest.split_at_checked(length.parse().ok()?)?;

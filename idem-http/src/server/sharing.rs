@@ -19,7 +19,7 @@ pub(crate) const REQUESTS_MAX: usize = 16;
 /// would have less.
 const UNITS_MAX: usize = 4;
 
-/// What became of a request in company; `None` if it has to run alone.
+/// The end of a request in company; `None` if it has to run alone.
 type Ended = Option<Result<Ran, RunOnceError>>;
 
 /// The groups of one route.
@@ -48,7 +48,8 @@ impl<S: Store> Sharing<S> {
         Self { requests_max, groups: Mutex::default() }
     }
 
-    /// Runs a request with those of its group that came meanwhile. It waits for nobody: it leads a unit as soon as one may run.
+    /// Runs a request with those of its group that came meanwhile. It waits for no other: it leads a unit as soon as one may
+    /// run.
     pub(crate) async fn run(&self, engine: &RunOnce<S>, admitted: &Admitted, call: Call<S>) -> Ended {
         let member = self.join(&admitted.in_hand, &admitted.parts.method);
         let (ended, mut told) = oneshot::channel();
@@ -60,7 +61,7 @@ impl<S: Store> Sharing<S> {
             };
             let (permits, unit) = tokio::select! {
                 biased;
-                // A leader that has panicked tells nothing, and its transaction was rolled back.
+                // A leader that has panicked sends no end, and its transaction was rolled back.
                 ended = &mut told => return ended.unwrap_or_default(),
                 lead = lead => lead,
             };

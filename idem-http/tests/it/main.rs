@@ -26,7 +26,7 @@ fn http_client() -> reqwest::Client {
 /// The settings of one.
 #[cfg(feature = "reqwest")]
 fn http_settings() -> reqwest::ClientBuilder {
-    // Somebody was first, or this is.
+    // Another test was first, or this one is.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy()
 }

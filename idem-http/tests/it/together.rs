@@ -110,7 +110,7 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
     fixture.drop().await;
 }
 
-/// W15: of idem's own failures the client tries again what may pass, and nothing else; in either case nothing of the try is left.
+/// W15: of idem's own failures the client tries again those that may pass, and no others; in either case the try leaves nothing.
 #[tokio::test]
 async fn w15_the_client_does_as_idems_own_failures_say() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! What a unit writes beside its records: the rows as columns, and what became of them.
+//! The rows that a unit writes beside its records, as columns, and how their insertion ended.
 
 use std::{collections::HashSet, future::Future, sync::Arc};
 
@@ -13,14 +13,14 @@ use crate::{
     row::{Row, microseconds},
 };
 
-/// What is unique in the outbox: destination, consumer and key id.
+/// The unique key of the outbox: destination, consumer and key id.
 type EventId = (i32, i32, Uuid);
 
 /// How often events are inserted that were neither inserted nor found: a relay may have removed the one that was in the way.
 const ROUNDS: usize = 3;
 
-/// Events as the columns of the statement that writes them, and of the one that reads what was not written: in the order of
-/// what is unique, so that two units with the same events wait for each other one way only.
+/// Events as the columns of the statement that writes them, and of the one that reads those not written: in the order of the unique
+/// key, so that two units with the same events wait for each other one way only.
 #[derive(Debug)]
 pub struct EventColumns<'e> {
     /// Whether one of them may be in the outbox already; if not, the statement may fail of that.
@@ -52,7 +52,7 @@ pub struct EventColumns<'e> {
 }
 
 impl<'e> EventColumns<'e> {
-    /// The columns of events none of which is in the outbox, as far as anybody knows.
+    /// The columns of events none of which is known to be in the outbox.
     #[must_use]
     pub fn new(events: &'e [NewEvent]) -> Self {
         Self::of(events, (0..events.len()).collect(), false)
@@ -243,7 +243,7 @@ pub trait Appending: Send {
     fn insert_results(&mut self, results: &[NewResult]) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
-/// Writes what a unit's handlers handed in: one statement a table, and one more for events that are in the outbox already.
+/// Writes the events and results of a unit's handlers: one statement a table, and one more for events that are in the outbox already.
 ///
 /// # Errors
 /// As for [`append`](idem_core::store::UnitOfWork::append).
@@ -280,7 +280,7 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
     Err(suppressed_event().into())
 }
 
-/// As with a record (B6): no row inserted and none found is no proof of anything.
+/// As with a record (B6): no row inserted and none found proves nothing.
 #[must_use]
 pub fn suppressed_event() -> StoreError {
     let text = "an event was neither inserted into the outbox nor found there: look for a trigger, a rule or a row security \
@@ -288,11 +288,10 @@ pub fn suppressed_event() -> StoreError {
     StoreError::unavailable(WRITING, text)
 }
 
-/// What an append is doing, for the texts of its errors.
+/// The name of an append in the texts of its errors.
 pub const WRITING: &str = "writing events and results";
 
-/// The limits that a session has of its own, as texts of the server: where they are none, one that an append meets is a
-/// handler's.
+/// The limits that a session has of its own, as texts of the server. If it has none, a limit that an append meets is a handler's.
 #[derive(Debug, Clone, Copy)]
 pub struct AppendLimits<'s> {
     /// `lock_timeout`.
@@ -304,7 +303,7 @@ pub struct AppendLimits<'s> {
     pub may_append: bool,
 }
 
-/// An append failed because of what a handler has set.
+/// An append failed because of a handler's setting.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 struct LeftByHandlerError {
@@ -312,7 +311,7 @@ struct LeftByHandlerError {
     source: idem_core::BoxError,
 }
 
-/// What the SQLSTATE of a failed append means that a handler has brought about; `None` where it did not.
+/// The error of an append whose SQLSTATE shows that a handler caused it; otherwise `source` unchanged.
 pub(crate) fn left_by_handler(
     code: &str,
     limits: AppendLimits<'_>,

@@ -1,4 +1,4 @@
-//! When looks at an outbox may begin past what was published: a database that keeps deleted rows for old snapshots meets each
+//! When looks at an outbox may begin past the published events: a database that keeps deleted rows for old snapshots meets each
 //! of them again at every look.
 
 use std::{
@@ -11,10 +11,10 @@ use idem_core::{StoreError, outbox::DestinationId};
 use super::SqlOutbox;
 use crate::driver::{BookkeepingDriver, row};
 
-/// Events that are answered between two tries: so many, and those of as many again, a look meets in vain.
+/// The events that are answered between two tries. A look meets this many in vain, and those of as many again.
 const TRIED_AFTER: usize = 5_000;
 
-/// What the last try has told, by destination.
+/// The results of the last try, by destination.
 #[derive(Debug, Default)]
 pub(super) struct Passing(Mutex<HashMap<DestinationId, Passed>>);
 
@@ -32,7 +32,7 @@ impl Passing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is to be tried after so many events more were answered, and with what.
+    /// Whether it is to be tried after this many more events were answered, and with which parameters.
     fn due(&self, destination: DestinationId, events: usize) -> Option<(Option<String>, Option<i64>)> {
         let mut all = self.lock();
         let passed = all.entry(destination).or_default();

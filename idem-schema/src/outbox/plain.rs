@@ -11,7 +11,7 @@ use idem_core::{
 use super::{INTERN_ROUNDS, SqlOutbox};
 use crate::driver::BookkeepingDriver;
 
-/// Who writes events without a message, and where they go: what every plain outbox of a store is made of.
+/// The writer of events without a message, and their destinations: the parts of every plain outbox of a store.
 #[derive(Debug, Clone)]
 pub struct PlainWriter {
     scope: ScopeId,
@@ -33,14 +33,14 @@ pub enum PublishPlainError {
 /// A record of a day at least, which such a writer never has: a longer one would keep the starts of workers.
 const RETENTION: i64 = 86_400_000_000;
 
-/// What the name of a writer is bound to, so that no consumer is started under it.
+/// A writer's name is bound to this, so that no consumer is started under it.
 const BOUND_TO: &str = "a plain outbox";
 
 impl PlainWriter {
     /// Interns the writer and its destinations.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] where the name is none, or a consumer has it, or a destination has another form of ids.
+    /// [`StoreError::Refused`] where the name is invalid, or a consumer has it, or a destination has another form of ids.
     pub async fn intern<D: BookkeepingDriver + 'static>(
         driver: &Arc<D>,
         name: &str,

@@ -6,16 +6,16 @@ use idem_core::{Bytes, Headers, ResultBody, StoreError, outbox::KeptResult, stor
 
 use crate::{ClaimedId, decode_headers, key_id, row::Row};
 
-/// What `kind` has of an error, and what an answer has whose body and headers were erased.
+/// The bits of `kind`: for an error, and for an answer whose body and headers were erased.
 const ERROR: i32 = 1;
 const ERASED: i32 = 2;
-/// What `kind` has beside [`ERASED`] where the answer's time was over. A release that does not know it sees an erased one.
+/// The bit beside [`ERASED`] where the answer's time was over. A release that does not know it sees an erased one.
 const EXPIRED: i32 = 4;
 
 /// The answers that [`read_results`](crate::PostgresStatements::read_results) has found, in the order of the claims.
 ///
 /// # Errors
-/// [`StoreError::Schema`] where a row is not what idem has written.
+/// [`StoreError::Schema`] where a row was not written by idem.
 pub fn results_in_claim_order(claims: &[Claim], found: &[Row]) -> Result<Vec<Option<KeptResult>>, StoreError> {
     let id = |row: &Row| Ok::<ClaimedId, StoreError>((row.get("consumer")?, row.get("key_id")?));
     let found: HashMap<ClaimedId, &Row> =

@@ -54,19 +54,19 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. No result to look at.
     mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
 
-    /// Lets looks begin past what was published. Parameters: 1 destination `int4`, 2 the writers and 3 the number that the call
-    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, with the server in it, because
-    /// they say nothing of another one, and `last int8`. Empty where nothing that was published is met again.
+    /// Lets looks begin past the published events. Parameters: 1 destination `int4`, 2 the writers and 3 the number from the call
+    /// before, `text` and `int8`, NULL for the first. Result, one row: `writers text`, with the server in it, because they say nothing
+    /// about another one, and `last int8`. Empty where no published event is met again.
     raise_pending: "SELECT writers, last FROM {schema}.raise_pending($1::int4, $2::text, $3::int8)";
 
-    /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]` and 3 their keys `text[]`, 4 the others
-    /// as a JSON array of objects `text`: `number`, `key`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. What has
-    /// another key is another event, which a server without the last commits gave the same number. No result to look at.
+    /// Notes the ends of events. Parameters: 1 destination `int4`, 2 the published `int8[]` and 3 their keys `text[]`, 4 the others
+    /// as a JSON array of objects `text`: `number`, `key`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. An event
+    /// with another key is another one, to which a server without the last commits gave the same number. No result to look at.
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text[], $4::text::json) AS settled";
 
-    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names: `id int4`,
-    /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest`
-    /// and `first_sent_ago` in µs or NULL.
+    /// The waiting events. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names:
+    /// `id int4`, `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`,
+    /// `oldest` and `first_sent_ago` in µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,

@@ -8,8 +8,8 @@ use std::{
 use idem_core::outbox::DestinationId;
 use tokio::sync::OwnedMutexGuard;
 
-/// Statements that lock a destination's row go one by one. Otherwise, while somebody else has it locked, each holds a connection,
-/// and the other destinations wait for one.
+/// Statements that lock a destination's row go one by one. Otherwise, while another session has it locked, each holds a
+/// connection, and the other destinations wait for one.
 #[derive(Debug, Default)]
 pub(super) struct Turns(Mutex<HashMap<DestinationId, Arc<tokio::sync::Mutex<()>>>>);
 

@@ -41,15 +41,15 @@ impl fmt::Debug for SqliteOutbox {
 }
 
 impl SqliteStore {
-    /// An outbox for code that has a transaction and no message. `writer` is to events what a consumer's name is, and no consumer
-    /// may have it: a key is one event for each writer and destination.
+    /// An outbox for code that has a transaction and no message. `writer` stands in for the consumer's name, and no consumer may have
+    /// it: a key is one event for each writer and destination.
     ///
     /// # Errors
     /// [`StoreError::Refused`] where a consumer has the name, or a destination was declared with another form of ids;
     /// [`StoreError::Unavailable`] while the database cannot be reached.
     ///
     /// # Cancel safety
-    /// Cancel safe: what was interned stays.
+    /// Cancel safe: interned names stay.
     pub async fn plain_outbox(
         &self,
         writer: &str,
@@ -64,8 +64,8 @@ impl SqliteStore {
 impl SqliteOutbox {
     /// Writes an event in the transaction that is open on this connection of the caller's: it is published if that commits.
     ///
-    /// `key` is what its receivers know the event by, and is the caller's to choose: what happens once has one key, whoever
-    /// tries again. The event's label counts for nothing. The same event under a key that waits already is no news.
+    /// Receivers know the event by its `key`, which the caller chooses: one occurrence has one key, on every try. The event's label is
+    /// ignored. Writing the same event again while it waits under its key changes nothing.
     ///
     /// # Errors
     /// [`PublishPlainError::Refused`] before anything was sent; after any other the transaction has to be rolled back.
@@ -101,7 +101,7 @@ impl Appending for Plain<'_> {
     }
 
     async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
-        // There is no record that an answer could be kept beside.
+        // There is no record to keep an answer with.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }
 }

@@ -1,4 +1,4 @@
-//! The outbox and the results: what units append, and the table that relays empty.
+//! The outbox and the results: the rows that units append, and the table that relays empty.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ use super::{
     state::{RecordKey, State, UnitId},
 };
 
-/// What is unique in the outbox: a key of a destination and a scope.
+/// The unique key of the outbox: a key of a destination and a scope.
 pub(super) type EventKey = (DestinationId, RecordKey);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Events {
     destinations: BTreeMap<DestinationId, DestinationRow>,
     rows: BTreeMap<EventNumber, EventRow>,
-    /// The committed events, by what is unique.
+    /// The committed events, by their unique keys.
     pub(super) numbers: BTreeMap<EventKey, EventNumber>,
     /// Those that a unit has written and not committed.
     pub(super) held: BTreeMap<EventKey, UnitId>,
@@ -39,7 +39,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Has what was committed then, and nothing else: the numbers of what is lost are drawn again.
+    /// Goes back to the events that were committed then: the numbers of lost ones are drawn again.
     pub(super) fn go_back_to(&mut self, then: Self) {
         let scanned = std::mem::take(&mut self.scanned);
         *self = Self { held: BTreeMap::new(), scanned, ..then };
@@ -119,7 +119,7 @@ impl EventRow {
         (self.event.payload.len() + self.event.headers.bytes()) as u64
     }
 
-    /// Since when a copy may be with its receivers: a relay that died has noted nothing of what it had in hand.
+    /// Since when a copy may be with its receivers: a relay that died has noted nothing about the events in its hands.
     fn first_sent(&self, lost_at: Option<SystemTime>) -> Option<SystemTime> {
         let is_untold = matches!(self.state, EventState::Pending | EventState::Waiting);
         let lost = || (is_untold && lost_at.is_some_and(|at| self.may_go_from <= at)).then_some(self.may_go_from);
@@ -200,7 +200,7 @@ impl Events {
         self.rows.iter_mut().filter(move |(_, row)| is_of(row))
     }
 
-    /// The next events that may go. What stands behind one that may not is marked, once.
+    /// The next events that may go. Events behind one that may not are marked, once.
     fn next(
         &mut self,
         destination: DestinationId,
@@ -240,7 +240,7 @@ impl Events {
         true
     }
 
-    /// Lets those go that stand behind nothing any more.
+    /// Lets events go that wait behind no other any more.
     fn let_go(&mut self, destination: DestinationId, key: &OrderingKey, now: SystemTime) {
         for (_, row) in self.of_key(destination, key) {
             match row.state {
@@ -348,8 +348,8 @@ impl State {
 }
 
 impl MemoryStore {
-    /// The committed events that no relay has settled, each with the name of its destination, oldest first: what handlers
-    /// have published, for their tests.
+    /// The committed events that no relay has settled, each with the name of its destination, oldest first, for the tests of
+    /// handlers that publish.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -416,7 +416,7 @@ impl Outbox for MemoryOutbox {
         let everybodys = self.has(Defect::LeasesToAll);
         let lease = |state: &mut State| {
             let now = state.now();
-            // Nobody relays what was never declared.
+            // An undeclared destination has no relay.
             let Some(row) = state.events.destination(destination) else { return Leased::Paused };
             if row.is_paused {
                 return Leased::Paused;

@@ -5,7 +5,7 @@ use idem_tokio_postgres::PublishPlainError;
 
 use crate::fixture::{Fixture, connect};
 
-/// An event is committed with whatever its caller writes, and known by the caller's key.
+/// An event is committed with its caller's writes, and known by the caller's key.
 #[tokio::test]
 async fn a_plain_outbox_commits_with_its_callers_transaction() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! What `idem doctor` finds in an outbox, on every database.
+//! The findings of `idem doctor` in an outbox, on every database.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::report::Row;
 /// An event that may go and is older has been waiting: a relay looks every second.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Half of the time for which receivers remember an event by default, and longer than a webhook is tried: who looks now can still
-/// bring it there while they would know a copy.
+/// Half of the time for which receivers remember an event by default, and longer than a webhook is tried: an operator who looks
+/// now can still deliver it while they would recognise a copy.
 const OLD: Duration = Duration::from_secs(RECEIVER_KEEPS.as_secs() / 2);
 
 /// One row a finding, as those of the database.

@@ -12,7 +12,7 @@ use crate::{
     report::{Report, Row},
 };
 
-/// Destinations with what waits for each, and the oldest events of those asked for.
+/// Destinations with their backlog, and the oldest events of those asked for.
 pub(crate) async fn list(
     outbox: &dyn Outbox,
     destination: Option<&str>,

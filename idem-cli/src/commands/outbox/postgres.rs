@@ -26,7 +26,7 @@ const FAILED: &str = "\
 SELECT o.number AS event FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 WHERE d.name = $1::text AND o.state <> 0 AND o.state = 2 ORDER BY o.number";
 
-/// The trail is written before anything is shown. Parameters: 1 number, 2 who, 3 what the trail calls it.
+/// The trail is written before anything is shown. Parameters: 1 number, 2 who, 3 its name in the trail.
 const NOTE_READ: &str = "\
 WITH noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
@@ -68,8 +68,8 @@ WITH going AS (
 )
 SELECT pg_catalog.count(*) FROM going";
 
-/// Whoever removes an event and lets its followers go has the destination's row first, as a relay has when it takes the destination,
-/// and when it notes what became of events. What a relay may have in hand stays. Parameters: 1 numbers, 2 who, 3 why.
+/// Locks the destination's row before it removes an event and lets its followers go, as a relay does when it takes the destination
+/// and when it notes the ends of events. Events that a relay may have in hand stay. Parameters: 1 numbers, 2 who, 3 why.
 const SKIP: &str = "\
 WITH destinations AS MATERIALIZED (
     SELECT d.id, d.name, d.relayed_until FROM {schema}.outbox_destinations AS d ORDER BY d.id FOR NO KEY UPDATE

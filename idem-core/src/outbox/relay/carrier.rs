@@ -64,7 +64,7 @@ pub(super) struct Carrier {
     told_at: Option<Instant>,
     failures_told_at: Option<Instant>,
     untold_failures: u64,
-    /// Whether the relay ends without having noted what became of some events.
+    /// Whether the relay stops without having noted the ends of some events.
     leaves_unnoted: bool,
 }
 
@@ -124,7 +124,7 @@ impl Carrier {
                 }
                 Ok(Leased::Paused) => {
                     self.line.stands(RelayStanding::Paused);
-                    // Whoever paused it may wait for that, because nothing is under way from here on.
+                    // The operator who paused it may wait for that, because nothing is under way from here on.
                     if std::mem::take(&mut had_it) && !self.leaves_unnoted {
                         lease.release().await;
                     }
@@ -141,7 +141,7 @@ impl Carrier {
             }
             rest(wait, &self.stopping).await;
         }
-        // Otherwise the lease runs out: whoever takes over then knows that copies may be with the receivers (O25).
+        // Otherwise the lease runs out: the relay that takes over then knows that copies may be with the receivers (O25).
         if !self.leaves_unnoted {
             lease.release().await;
         }

@@ -146,7 +146,7 @@ pub struct RelayBuilder {
     name: String,
 }
 
-/// The outbox, whose `Debug` shows nothing of its content.
+/// The outbox, whose `Debug` shows none of its content.
 struct Outboxes(Arc<dyn Outbox>);
 
 impl fmt::Debug for Outboxes {

@@ -18,7 +18,7 @@ fn idem() -> Profile {
     Profile::idem(Duration::from_secs(3_600), "")
 }
 
-/// W31: two conflicts with one status are told apart by what they say: one is tried again, the other never.
+/// W31: two conflicts with one status are distinguished by their content: one is tried again, the other never.
 #[test]
 fn w31_conflicts_are_told_apart_by_what_they_say() {
     let idem = idem();
@@ -51,7 +51,7 @@ fn w31_a_bare_conflict_of_the_draft_is_no_refusal() {
     assert_eq!(meaning(&ietf, 422, &[], ""), Meaning::Refused);
 }
 
-/// W32: what a provider stores is not asked for again and again, and what it marks is.
+/// W32: an answer that a provider stores is not asked for again and again; one that it marks for another try is.
 #[test]
 fn w32_stripe_says_itself_what_may_be_tried_again() {
     let stripe = Profile::stripe();

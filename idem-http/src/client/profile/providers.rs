@@ -17,8 +17,8 @@ const fn hours(hours: u64) -> Duration {
 impl Profile {
     /// A server that follows the IETF's draft `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): the key in quotes, 422 for
     /// another request under it, 409 while it is in progress. A 409 that says no more is never taken for the operation's refusal: the
-    /// draft's own example has neither a `Retry-After` nor a type that tells. By the draft each server publishes how long it remembers
-    /// keys: `memory` is that.
+    /// draft's own example has neither a `Retry-After` nor a specific type. `memory` is the time for which the server remembers keys; the
+    /// draft has each server publish it.
     #[must_use]
     pub fn ietf(memory: Duration) -> Self {
         Self::new("ietf", KeyPlace::QuotedHeader(IDEMPOTENCY_KEY), memory)
@@ -36,13 +36,13 @@ impl Profile {
     /// A server that runs idem, with the profile `ietf` or `guardia`. The client understands its problems, and asks it about the key at
     /// `{path}/idempotency/{key}` before giving up. `memory` is its retention of keys (`keys_for`).
     ///
-    /// Both of guardia's conflicts are 409. Their reasons tell them apart, because one is tried again and the other never.
+    /// Both of guardia's conflicts are 409. Their reasons distinguish them, because one is tried again and the other never.
     #[must_use]
     pub fn idem(memory: Duration, path: impl Into<String>) -> Self {
         Self::ietf(memory)
             .named("idem")
             .asks_at(path)
-            // Of its own conflicts idem says the type or a time to wait; any other is the handler's.
+            // idem's own conflicts have a type or a time to wait; any other is the handler's.
             .status(StatusCode::CONFLICT, Meaning::Refused)
             // Rolled back, and nothing kept: the first may succeed later, the others cannot.
             .word("/type", "failed-for-now", Meaning::NotYet)
@@ -88,7 +88,7 @@ impl Profile {
     }
 
     /// Square: the member `idempotency_key` of the body, up to 45 characters for a payment. It does not publish how long it
-    /// keeps keys, so `memory` is an argument: the time that Square has told you, or one that you accept.
+    /// keeps keys, so `memory` is an argument: the time that Square has confirmed, or one that you accept.
     ///
     /// Source: <https://developer.squareup.com/docs/working-with-apis/idempotency>,
     /// <https://developer.squareup.com/forums/t/how-long-are-idempotency-keys-retained-for-the-createpayment-endpoint/28303>.

@@ -79,7 +79,7 @@ async fn w34_lost_answers_are_asked_for_again_with_the_same_key() {
     );
 }
 
-/// W34: the same over HTTP, by reqwest: what a connection loses is lost to the client, and no more.
+/// W34: the same over HTTP, by reqwest: an answer that a connection loses is lost to the client, and no more.
 #[tokio::test]
 async fn w34_a_connection_that_breaks_is_a_lost_answer() {
     let provider = Provider::new([Act::Cut, Act::ChargeAndCut, Act::ChargeAndCutTheAnswer, Act::Answer(502, &[], "")]);
@@ -91,7 +91,7 @@ async fn w34_a_connection_that_breaks_is_a_lost_answer() {
     assert_eq!((answer.tries, answer.replayed, provider.charges().len()), (5, true, 1));
 }
 
-/// W89: a redirect is no answer. Behind it the order would be a GET, whose 200 says nothing of the order.
+/// W89: a redirect is no answer. Behind it the order would be a GET, whose 200 says nothing about the order.
 #[tokio::test]
 async fn w89_a_redirect_is_not_followed_and_is_no_answer() {
     for status in [301, 302, 307, 308] {
@@ -118,7 +118,7 @@ async fn w34_another_process_goes_on_under_the_same_key() {
     assert_eq!(provider.charges().len(), 1);
 }
 
-/// W31: what is being worked on is waited for, as long as the server asks, and what is too much is sent again.
+/// W31: the client waits for a running request, as long as the server asks, and sends again a request that was too much.
 #[tokio::test(start_paused = true)]
 async fn w31_what_is_worked_on_is_waited_for() {
     let acts = [
@@ -208,7 +208,7 @@ async fn w37_the_deadline_ends_the_tries() {
     assert!(text.contains("no answer came in time after 1 tries") && text.contains("first_tried_at"), "{text}");
 }
 
-/// W38: before it gives up, the client asks what became of the key, with the caller's credentials, and fetches an answer that is there.
+/// W38: before it gives up, the client asks for the state of the key, with the caller's credentials, and fetches a kept answer.
 #[tokio::test(start_paused = true)]
 async fn w38_the_server_is_asked_before_one_gives_up() {
     let one_try = |provider: &Provider, profile| client(provider, profile).retries(quick().tries_max(1));
@@ -263,7 +263,7 @@ async fn w30_each_kind_of_intent_keeps_its_key() {
         assert!(provider.seen().iter().all(|seen| seen.key.as_ref() == Some(&key)), "{key}");
         assert_eq!(provider.charges(), [key]);
     }
-    // Two ephemeral intents are two charges, which is what their documentation says.
+    // Two ephemeral intents are two charges, as their documentation says.
     let provider = Provider::new([]);
     for _ in 0..2 {
         known(client(&provider, Profile::stripe()).send(&Intent::ephemeral(), request()).await.unwrap());

@@ -1,5 +1,5 @@
-//! A provider that charges once a key for as long as it remembers, and answers as badly as it is told. It is a service in this process, where
-//! a test may have the clock go as it likes, and a server of HTTP.
+//! A provider that charges once a key for as long as it remembers, and answers as badly as its test asks. It is a service in this process,
+//! where a test may have the clock go as it likes, and a server of HTTP.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use idem_core::BoxError;
 use tokio::{net::TcpListener, time::Instant};
 
-/// What it does with a request.
+/// The treatment of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
     /// Charges, once a key, and answers 201.
@@ -55,10 +55,10 @@ struct State {
     memory: Duration,
     acts: Mutex<VecDeque<Act>>,
     seen: Mutex<Vec<Seen>>,
-    /// What was charged under which key, and when it was first used.
+    /// The keys under which it charged, and when each was first used.
     keys: Mutex<HashMap<String, Instant>>,
     charges: Mutex<Vec<String>>,
-    /// What it answers about keys.
+    /// Its answer about keys.
     told: Mutex<Option<&'static str>>,
 }
 
@@ -124,7 +124,7 @@ impl Provider {
         url
     }
 
-    /// What it answers from now on about any key.
+    /// Sets its answer about any key from now on.
     pub(crate) fn tells(&self, state: &'static str) {
         *self.state.told.lock().unwrap() = Some(state);
     }
@@ -221,7 +221,7 @@ where
     }
 }
 
-/// The beginning of a body, and then an error, once what came before is on its way.
+/// The beginning of a body, and then an error, once the beginning is on its way.
 #[derive(Debug, Default)]
 struct Half {
     polled: u32,
@@ -238,7 +238,7 @@ impl http_body::Body for Half {
         self.polled += 1;
         match self.polled {
             1 => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"{\"id\""))))),
-            // The server flushes what it has while it waits for more.
+            // The server flushes its buffer while it waits for more.
             2..=9 => {
                 context.waker().wake_by_ref();
                 Poll::Pending

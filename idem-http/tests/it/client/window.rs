@@ -9,7 +9,7 @@ use super::{
     provider::{Act, Provider},
 };
 
-/// So long that what this machine's own clock adds to the test's does not count.
+/// So long that the time that this machine's clock adds to the test's does not count.
 const MEMORY: Duration = Duration::from_secs(2_000);
 const MARGIN: Duration = Duration::from_secs(500);
 

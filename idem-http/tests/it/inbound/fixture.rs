@@ -1,4 +1,4 @@
-//! A schema of its own for each test, a handler that does as it is told, and a server in front of it.
+//! A schema of its own for each test, a handler that does as its test asks, and a server in front of it.
 
 use std::{
     collections::hash_map::RandomState,
@@ -19,7 +19,7 @@ use idem_sqlx::PostgresStore;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
 use tokio::{net::TcpListener, sync::Notify};
 
-/// What the handler does.
+/// The behaviour of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     Write,
@@ -112,7 +112,7 @@ impl Fixture {
         self.orders.runs.load(Ordering::Relaxed)
     }
 
-    /// The first column of what a query answers, as texts.
+    /// The first column of a query's result, as texts.
     pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
         let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&self.admin).await.unwrap();
         rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()

@@ -1,4 +1,4 @@
-//! What becomes of an event, whoever sends it: EventBridge here, which signs nothing.
+//! The outcomes of an event, from any sender: EventBridge here, which signs nothing.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn w41_an_event_is_confirmed_once_its_effect_is_committed() {
     fixture.drop().await;
 }
 
-/// W41: what fails now leaves nothing and comes again; what can never be handled is kept whole, and then confirmed.
+/// W41: an event that fails now leaves nothing and comes again; one that can never be handled is kept whole, and then confirmed.
 #[tokio::test]
 async fn w41_failures_come_again_or_are_kept() {
     let fixture = Fixture::new().await;
@@ -87,7 +87,7 @@ async fn w42_a_conflict_is_kept_and_confirmed() {
     fixture.drop().await;
 }
 
-/// W42: what is malformed is the sender's to keep: it is told so, and the note of it has nothing of its content.
+/// W42: the sender has to keep a malformed event: it gets a 400, and the note has none of the content.
 #[tokio::test]
 async fn w42_what_is_malformed_is_noted_without_its_content() {
     let fixture = Fixture::new().await;
@@ -124,7 +124,7 @@ async fn w43_a_handler_beyond_the_deadline_goes_on() {
     assert_eq!((second.0, fixture.effects().await.len(), fixture.runs()), (503, 0, 1), "{second:?}");
     fixture.orders.let_go.notify_one();
     let until = tokio::time::Instant::now() + Duration::from_secs(30);
-    // The commit tells nobody here; the sender comes again until it is told.
+    // The commit gives no signal here; the sender comes again until it gets its 200.
     while status(&url, event("e-1", "{}")).await != 200 {
         assert!(tokio::time::Instant::now() < until, "never confirmed");
     }
@@ -132,7 +132,7 @@ async fn w43_a_handler_beyond_the_deadline_goes_on() {
     fixture.drop().await;
 }
 
-/// W43: what fails for good beyond the deadline is kept, whether or not its sender comes again.
+/// W43: an event that fails for good beyond the deadline is kept, whether or not its sender comes again.
 #[tokio::test]
 async fn w43_what_fails_beyond_the_deadline_is_kept() {
     let fixture = Fixture::new().await;
@@ -141,7 +141,7 @@ async fn w43_what_fails_beyond_the_deadline_is_kept() {
     assert_eq!(status(&url, event("e-1", "{}")).await, 503);
     tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
     fixture.orders.let_go.notify_one();
-    // The row tells nobody that it is there.
+    // The row gives no signal that it is there.
     let mut pace = tokio::time::interval(Duration::from_millis(20));
     let kept = async {
         while fixture.dead_letters().await.is_empty() {
@@ -153,7 +153,7 @@ async fn w43_what_fails_beyond_the_deadline_is_kept() {
     fixture.drop().await;
 }
 
-/// W43: a flood of slow events holds so many tasks and no more; the others are told to come again. Bodies that do not come hold none.
+/// W43: a flood of slow events holds a bounded number of tasks; the others get a 503. Bodies that do not come hold none.
 #[tokio::test]
 async fn w43_requests_at_once_are_bounded() {
     let fixture = Fixture::new().await;
@@ -204,7 +204,7 @@ async fn begin(url: &str, secret: &str) -> TcpStream {
     stream
 }
 
-/// What is answered to such a one.
+/// The answer to such a request.
 async fn post_raw(url: &str) -> String {
     let (mut stream, mut answer) = (begin(url, "wrong").await, [0; 64]);
     let read =

@@ -1,4 +1,4 @@
-//! Standard Webhooks and Stripe: what is signed is taken once, and nothing else is.
+//! Standard Webhooks and Stripe: a signed event is taken once, and no other is.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac_of::hex_hmac;
@@ -38,7 +38,7 @@ async fn w40_a_signed_webhook_has_its_effect_once() {
     fixture.drop().await;
 }
 
-/// W40: what was changed, is too old, is signed by somebody else or not at all, is refused, and nothing is asked or kept.
+/// W40: a changed, old or unsigned event, or one that another party signed, is refused, and nothing is asked or kept.
 #[tokio::test]
 async fn w40_an_unsigned_or_old_webhook_is_refused() {
     let fixture = Fixture::new().await;
@@ -85,7 +85,7 @@ fn stripe_signed(secret: &str, at: u64, body: &str) -> Vec<(&'static str, String
     vec![("stripe-signature", format!("t={at},v1={},v0=00", hex_hmac(secret, &format!("{at}.{body}"))))]
 }
 
-/// W40: Stripe's events have their effect once, whatever else is still to be delivered of them; what is not signed is refused.
+/// W40: Stripe's events have their effect once, whatever else is still to be delivered of them; an unsigned one is refused.
 #[tokio::test]
 async fn w40_stripes_events_have_their_effect_once() {
     let fixture = Fixture::new().await;

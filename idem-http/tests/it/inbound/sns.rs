@@ -164,7 +164,7 @@ async fn w44_a_signed_message_has_its_effect_once() {
     signer.sign("-sha256", &mut message).await;
     assert_eq!(send(&url, &message).await, Said(200, None, "handled".into()));
     assert_eq!(send(&url, &message).await, Said(200, None, "handled before".into()));
-    // What is not signed cannot make another message of it.
+    // An unsigned part cannot make another message of it.
     message["MessageAttributes"] = json!({"idempotencykey": {"Type": "String", "Value": "another"}});
     assert_eq!(send(&url, &message).await, Said(200, None, "handled before".into()));
     let mut plain = notification("m-2", "{}");
@@ -179,7 +179,7 @@ async fn w44_a_signed_message_has_its_effect_once() {
     fixture.drop().await;
 }
 
-/// W44: what was changed, is old, is of another topic, of version 1, or whose certificate lies elsewhere, is refused.
+/// W44: a message that was changed, is old, is of another topic or of version 1, or whose certificate lies elsewhere, is refused.
 #[tokio::test]
 async fn w44_what_sns_has_not_signed_is_refused() {
     let (fixture, signer, stranger) = (Fixture::new().await, Signer::new().await, Signer::new().await);
@@ -226,8 +226,8 @@ async fn w44_what_sns_has_not_signed_is_refused() {
     fixture.drop().await;
 }
 
-/// W45: a subscription is confirmed where it is to a topic of ours, signed, and leads to the host of its region; a certificate that cannot be
-/// fetched now is no refusal.
+/// W45: a subscription is confirmed where it is to one of our topics, signed, and leads to the host of its region; a certificate that cannot
+/// be fetched now is not a refusal.
 #[tokio::test]
 async fn w45_subscriptions_are_confirmed_at_amazons_host_alone() {
     let (fixture, signer) = (Fixture::new().await, Signer::new().await);

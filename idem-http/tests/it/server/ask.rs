@@ -56,7 +56,7 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     assert_eq!(done["answer"]["body"], std::str::from_utf8(&first.body).unwrap());
     assert!(done["processed_at"].is_string() && done["key_expires"].is_string());
     assert!(waited.json().get("answer").is_none());
-    // Nobody else is told anything.
+    // No other caller learns anything.
     assert_eq!(ask(&asks, "globex", "/idempotency/k", "").await.status, 404);
     for path in ["/idempotency/k", "/idempotency/k?answer=true"] {
         assert_eq!(ask(&asks, "acme/bob", path, "").await.json(), unknown.json());
@@ -68,7 +68,7 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
 }
 
-/// W14: what another process runs has no record yet that says whose it is, so no subject is told of it, its own neither.
+/// W14: no record shows yet whose request another process runs, so no subject learns of it, its own neither.
 #[tokio::test]
 async fn w14_no_subject_is_told_what_another_process_runs() {
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
@@ -84,7 +84,7 @@ async fn w14_no_subject_is_told_what_another_process_runs() {
     assert_eq!(ask(&asks, "acme/ann", "/idempotency/k", "").await.json()["state"], "completed");
 }
 
-/// W13: a tenant's questions are among what uses its share of the connections.
+/// W13: a tenant's questions count towards its share of the connections.
 #[tokio::test]
 async fn w13_one_tenants_questions_leave_connections_to_others() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -151,7 +151,7 @@ async fn w21_each_state_of_a_key_is_told() {
     let (status, failed) = ask("f").await;
     assert_eq!((status, &failed["state"], &failed["status"]), (200, &"failed".into(), &422.into()));
     assert!(failed["answer_expires"].is_string(), "{failed}");
-    // The answer's time is over, and its row says what is left.
+    // The answer's time is over, and its row has the rest.
     let age = format!("UPDATE {}.processed_results SET answer_until = now() - interval '1 s'", ground.schema.quoted());
     sqlx::raw_sql(sqlx::AssertSqlSafe(age)).execute(&mut connection).await.unwrap();
     let removal =
@@ -162,7 +162,7 @@ async fn w21_each_state_of_a_key_is_told() {
         "key_expires": key_expires,
     });
     assert_eq!(ask("k").await, (200, gone));
-    // Nobody can say, and it is said so.
+    // The state cannot be known, and the answer says so.
     let options: sqlx::postgres::PgConnectOptions = super::grounds::url().parse().unwrap();
     let store = idem_sqlx::PostgresStore::with_options(options.port(1)).build().unwrap();
     let without = Idempotency::builder(store, "payments").single_tenant().plain_hashes().build().unwrap();

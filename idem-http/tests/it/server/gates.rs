@@ -112,7 +112,7 @@ async fn w19_the_cheapest_gate_comes_first() {
     assert_eq!(ground.paid().await, ["held", "one"]);
 }
 
-/// Whoever is not known learns nothing, also of a key that is.
+/// An unknown caller learns nothing, also of a known key.
 #[tokio::test]
 async fn w14_a_stranger_gets_no_answer_of_before() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -155,7 +155,7 @@ fn digest_of(content: &[u8]) -> String {
     format!("sha-256=:{}:", base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(content)))
 }
 
-/// W20: the digest is of what is sent, and with an answer to HEAD or a 204 nothing is (RFC 9530, B.2).
+/// W20: the digest is of the content that is sent, and an answer to HEAD or a 204 has none (RFC 9530, B.2).
 #[tokio::test]
 async fn w20_no_content_has_the_digest_of_nothing() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -201,8 +201,8 @@ async fn w20_what_is_coded_after_has_no_digest() {
     }
 }
 
-/// W20: what is coded cannot be compared, and is refused in whatever way that is said; where a layer has decoded it, the digest is that
-/// layer's to verify.
+/// W20: a coded body cannot be compared, and is refused in whatever way its coding is stated; where a layer has decoded it, the digest
+/// is that layer's to verify.
 #[tokio::test]
 async fn w20_a_coded_body_is_refused() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -223,7 +223,7 @@ async fn w20_a_coded_body_is_refused() {
     assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
     assert_eq!(send::<Memory>(&of_any, with("k", "content-encoding", &["Identity"])).await.status, 201);
     for field in ["content-digest", "repr-digest"] {
-        // That of the coded bytes, which nobody here has seen.
+        // That of the coded bytes, which no code here has seen.
         let coded = with(field, field, &["sha-256=:AAAA:"]);
         assert_eq!(send::<Memory>(&of_any, coded.clone()).await.status, 400, "{field}");
         let decoded = route::<Memory>(&payments, &runs).bodies_are_decoded_before();
@@ -284,7 +284,7 @@ async fn w27_forms_of_several_parts_need_a_function_of_the_routes() {
     assert_eq!(send::<Memory>(&route, form("y", "two")).await.status, 422);
 }
 
-/// W27: a deploy that changes what counts does not refuse the repeats of what was sent before it.
+/// W27: a deploy that changes the parts that count does not refuse the repeats of requests from before it.
 #[tokio::test]
 async fn w27_a_fingerprint_can_be_replaced() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -310,7 +310,7 @@ async fn w27_a_fingerprint_can_be_replaced() {
         let refused = send::<Memory>(&of(secrets, next()), elsewhere).await;
         assert_eq!((refused.status, &refused.json()["differs"]), (422, &"query".into()));
     }
-    // What comes after the deploy counts by the new one alone.
+    // Requests after the deploy count by the new one alone.
     let after = send::<Memory>(&of(&[2, 1], next()), request("l", one)).await;
     assert_eq!(send::<Memory>(&of(&[2, 1], next()), request("l", spaced)).await.body, after.body);
     assert_eq!(send::<Memory>(&of(&[2, 1], next()), request("l", other)).await.status, 422);
@@ -340,7 +340,7 @@ async fn w28_a_secret_can_be_replaced() {
     assert_eq!(send::<Memory>(&both, request("k", "one")).await.body, first.body);
     assert_eq!(send::<Memory>(&both, request("k", "two")).await.status, 422);
     assert_eq!(send::<Memory>(&both, request("l", "one")).await.status, 201);
-    // Without it nobody can tell, and nothing runs again.
+    // Without it the bodies cannot be compared, and nothing runs again.
     let without = with(vec![secret(2, &[7; 32])]);
     assert_eq!(send::<Memory>(&without, request("k", "one")).await.status, 422);
     assert_eq!(send::<Memory>(&without, request("l", "one")).await.is_replayed(), Some(true));
@@ -378,7 +378,7 @@ async fn w28_a_secret_counts_before_plain_hashes() {
     );
 }
 
-/// A browser's script may read whatever stands in an answer and is not readable anyway.
+/// A browser's script may read every header of an answer that is not readable anyway.
 #[tokio::test]
 async fn w25_what_a_client_needs_is_exposed() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -388,7 +388,7 @@ async fn w25_what_a_client_needs_is_exposed() {
         all.push(send::<Memory>(&route, request(key, body)).await);
     }
     assert_eq!(all.iter().map(|seen| seen.status).collect::<Vec<_>>(), [201, 201, 422, 503]);
-    // The first are those that Fetch lets every script read, and a cookie is none of its business.
+    // The first are those that Fetch lets every script read, and a cookie is not for scripts.
     let readable = ["cache-control", "content-type", "content-length", "set-cookie"];
     for name in all.iter().flat_map(|seen| seen.headers.keys()) {
         assert!(readable.contains(&name.as_str()) || idem_http::EXPOSED_HEADERS.contains(name), "{name}");

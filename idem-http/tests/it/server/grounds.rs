@@ -17,7 +17,7 @@ use idem_schema::SchemaName;
 use idem_testkit::MemoryStore;
 use sqlx::Connection as _;
 
-/// What an effect's future is.
+/// The future of an effect.
 pub(crate) type Paying<'a> = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + 'a>>;
 
 /// A store, and how to have and to read effects in it.
@@ -48,7 +48,7 @@ const TABLES: &str = "CREATE TABLE paid (text text);
 
 fn fresh_name(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    // Seeded at random for each process: what a red test left behind must not meet this one.
+    // Seeded at random for each process: the rest of a red test must not meet this one.
     static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     format!("{prefix}_{:016x}_{}", *RUN, NEXT.fetch_add(1, Ordering::Relaxed))
 }

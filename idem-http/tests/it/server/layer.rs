@@ -103,7 +103,7 @@ async fn fail<G: Ground>(Path(class): Path<String>, idem: Idem<G::Store>) -> Res
     Ok(StatusCode::OK.into_response())
 }
 
-/// What a handler is told of its key.
+/// The key as a handler sees it.
 async fn told<G: Ground>(idem: Idem<G::Store>, request: Request<Body>) -> Result<Response, StepError> {
     idem.with(|tx| G::pay(tx, "told".to_owned())).await?;
     let by_tx = idem.with(|tx| {
@@ -159,13 +159,13 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
     assert_eq!(one().await.is_replayed(), Some(true));
     assert_eq!(send(&app, json("/pay", "k", r#"{"text":"two"}"#)).await.status, 422);
     assert_eq!(runs.0.load(Ordering::SeqCst), 1);
-    // A refusal is kept, and what was written is not.
+    // A refusal is kept, and its writes are not.
     let first = send(&app, json("/refuse", "r", "{}")).await;
     let again = send(&app, json("/refuse", "r", "{}")).await;
     assert_eq!((first.status, &first.body), (402, &again.body));
     assert_eq!(again.is_replayed(), Some(true));
     assert_eq!(ground.paid().await.len(), 2);
-    // These are protected where they have a key, and where they have none their handler says what it needs.
+    // These are protected where they have a key, and where they have none their handler states its need.
     for method in [Method::PUT, Method::DELETE] {
         let other = || {
             let mut other = json("/pay", "p", r#"{"text":"other"}"#);
@@ -268,7 +268,8 @@ pub(crate) async fn w15_a_failed_step_says_whether_to_come_again<G: Ground>() {
     assert_eq!(ground.paid().await.len(), 0);
 }
 
-/// W30: what a handler gives to a provider follows from the service, the tenant, the route, the key and the call, and from nothing else.
+/// W30: the key that a handler gives to a provider follows from the service, the tenant, the route, the key and the call, and from
+/// nothing else.
 pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>() {
     let (ground, runs) = (G::new().await, Counted::default());
     let payments = || builder(&ground).build().unwrap();
@@ -297,7 +298,7 @@ pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>(
     assert_eq!(send(&other, of("acme/ann", "\"k 1\"", "{}")).await.json()["derived"], first["derived"]);
 }
 
-/// W88: an event under its request's own key is none of another tenant's or route's, and names the client's key as its cause.
+/// W88: an event under its request's own key is not that of another tenant or route, and names the client's key as its cause.
 pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() {
     async fn sent_on<G: Ground>(idem: Idem<G::Store>) -> Result<StatusCode, StepError> {
         idem.publish(Event::to("told").same_key().body("it")).await?;
@@ -371,7 +372,7 @@ async fn w14_who_is_refused_outside_gets_no_answer_of_before() {
     assert_eq!(send(&app, pay("kept")).await.is_replayed(), Some(true));
 }
 
-/// S4: a database quotes values in its errors, and what is told of a failed step does not.
+/// S4: a database quotes values in its errors, and the answer to a failed step does not.
 #[tokio::test]
 async fn s4_a_failed_steps_text_quotes_no_value() {
     async fn quoted(idem: Idem<idem_sqlx::PostgresStore>) -> String {

@@ -1,4 +1,4 @@
-//! What becomes of each answer, and of each failure.
+//! The treatment of each answer, and of each failure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ pub(crate) async fn w15_what_becomes_of_each_answer<G: Ground>() {
         let key = body.replace(' ', "-");
         let begun = runs.begun();
         let first = send::<G>(&route, request(&key, body)).await;
-        // A panic and an error that nobody has classed are the engine's to judge.
+        // A panic and an unclassified error are the engine's to judge.
         let is_right = first.status == status || (matches!(body, "error" | "panic") && first.status >= 500);
         assert!(is_right, "{body}: {first:?}");
         assert_eq!(ground.paid().await.contains(&body.to_owned()), has_effect, "{body}: its effect");
@@ -85,7 +85,7 @@ pub(crate) async fn w23_a_refusal_is_repeated_and_its_effect_is_not_there<G: Gro
     assert_eq!((ground.paid().await.len(), runs.begun()), (0, 1));
 }
 
-/// What references a row that is not there is refused by the statement or by the COMMIT: on each way in a failure for good, unless the
+/// A reference to a row that is not there is refused by the statement or by the COMMIT: on each way in a failure for good, unless the
 /// handler says that the row will come. Nothing is kept.
 pub(crate) async fn w90_a_broken_reference_ends<G: Sql>() {
     async fn insert<G: Sql>(tx: &mut Tx<'_, G::Store>, path: &str) -> Result<(), HandlerError> {
@@ -185,7 +185,7 @@ async fn w18_an_operation_whose_answer_is_gone_never_runs_again() {
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 1));
 }
 
-/// What a repeat is told once the answer's time is over and the key's is not.
+/// The answer to a repeat once the answer's time is over and the key's is not.
 #[tokio::test]
 async fn w18_of_an_answer_whose_time_is_over_status_and_place_are_told() {
     let ground = Postgres::new().await;
@@ -208,7 +208,7 @@ async fn w18_of_an_answer_whose_time_is_over_status_and_place_are_told() {
     assert_eq!((&gone.json()["original_status"], &gone.json()["original_location"]), (&201.into(), &"/t/7".into()));
 }
 
-/// Nothing of a request is stored but its key and a keyed hash, and of the answer what is named.
+/// Of a request only its key and a keyed hash are stored, and of the answer the named parts.
 #[tokio::test]
 async fn w25_a_request_stands_nowhere_in_the_database() {
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
@@ -251,7 +251,7 @@ async fn w25_a_request_stands_nowhere_in_the_database() {
     assert!(rows >= 3, "the record, its answer and the conflict were looked at");
 }
 
-/// W17: what a client is told is committed; where the commit fails, it is told that nothing was done.
+/// W17: an answer that a client gets is committed; if the commit fails, the client learns that nothing was done.
 #[tokio::test(start_paused = true)]
 async fn w17_no_answer_comes_before_its_commit() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));

@@ -43,7 +43,7 @@ pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
     assert_eq!(runs.begun(), 1);
 }
 
-/// The key is known for its time from the claim on, so a slow first run must not be told of more.
+/// The key is known for its time from the claim on, so the answer to a slow first run must not promise more.
 #[tokio::test(start_paused = true)]
 async fn w1_the_first_answer_promises_no_more_than_a_repeat() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -62,7 +62,7 @@ async fn w1_the_first_answer_promises_no_more_than_a_repeat() {
     assert!(first.is_some() && first <= again, "{first:?} is later than {again:?}");
 }
 
-/// The engine's own setting does not end keys before the time that answers tell, nor beyond a profile's bounds.
+/// The engine's own setting does not end keys before the time that answers state, nor beyond a profile's bounds.
 #[tokio::test]
 async fn w29_keys_are_known_for_as_long_as_is_said() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -90,7 +90,7 @@ pub(crate) async fn w2_three_at_once_have_one_effect_and_one_answer<G: Ground>()
     assert_eq!(replayed, 2);
     assert_eq!(ground.paid().await, ["one"]);
     assert_eq!(runs.begun(), 1);
-    // Those who waited in memory were told the same time as those who come later.
+    // Repeats that waited in memory got the same time as later ones.
     let later = send::<G>(&route, request("k", "one")).await;
     for seen in [&a, &b, &c].into_iter().filter(|seen| seen.is_replayed() == Some(true)) {
         assert_eq!(seen.header("idempotency-processed-at"), later.header("idempotency-processed-at"));
@@ -104,7 +104,7 @@ pub(crate) async fn w2_who_does_not_wait_is_told_that_it_runs<G: Ground>() {
     let second = async {
         runs.until_begun(1).await;
         let second = send::<G>(&route, request("k", "one")).await;
-        // What runs may yet be rolled back, and then the key is free for this one.
+        // The running request may yet be rolled back, and then the key is free for this one.
         let other = send::<G>(&route, request("k", "two")).await;
         runs.release(1);
         (second, other)
@@ -158,7 +158,7 @@ pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
         assert!(refused.header("link").unwrap().contains("rel=\"describedby\""));
         assert!(!refused.body.windows(first.body.len()).any(|part| part == first.body), "it discloses nothing");
     }
-    // What says the same in other words is the same.
+    // The same content in another form is the same request.
     let same = |request: &mut Request<_>| {
         let value = "TEXT/plain; charset=utf-8".parse().unwrap();
         request.headers_mut().insert("content-type", value);
@@ -221,8 +221,8 @@ pub(crate) async fn w7_another_instance_gives_the_same_answer<G: Ground>() {
         let arrived = watch::Sender::new(0);
         let patient = tokio::spawn(send::<G>(&there, counted(request("k", "one"), "one", &arrived)));
         until_all_have(&arrived, 1).await;
-        // Where one unit writes at a time, whoever claims waits for the database, and not for the key. Elsewhere somebody who came later
-        // has met the key as held, and so has who waits.
+        // Where one unit writes at a time, a claim waits for the database, and not for the key. Elsewhere a later request has met the
+        // key as held, and so has the one that waits.
         if ground.store().capabilities().waits_per_key {
             let impatient = send::<G>(&instance(Duration::ZERO), request("k", "one")).await;
             assert_eq!((impatient.status, impatient.header("retry-after")), (409, Some("1")), "{impatient:?}");
@@ -270,7 +270,7 @@ async fn v14_a_repeat_that_says_so_begins_no_transaction() {
     }
     // The fault was there all the while.
     assert_eq!(send::<Memory>(&instance(), with("idempotency-attempt", "1", "one")).await.status, 500);
-    // It is a hint: what was not done before runs.
+    // It is a hint: a request that was not done before runs.
     let mut new = with("idempotency-attempt", "7", "two");
     new.headers_mut().insert("idempotency-key", "k-2".parse().unwrap());
     assert_eq!(send::<Memory>(&instance(), new).await.is_replayed(), Some(false));
@@ -310,7 +310,7 @@ async fn until_all_have(arrived: &watch::Sender<usize>, requests: usize) {
     arrived.subscribe().wait_for(|arrived| *arrived >= requests).await.unwrap();
 }
 
-/// 10,000 who ask for one key hold no connection while they wait.
+/// 10,000 requests for one key hold no connection while they wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w22_ten_thousand_repeats_wait_without_connections() {
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
@@ -340,7 +340,7 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     assert_eq!(ground.paid().await, ["one"]);
 }
 
-/// What requests hold in memory has a limit over all, waiting repeats included.
+/// The memory of all requests together has a limit, waiting repeats included.
 #[tokio::test]
 async fn w22_waiting_repeats_hold_no_more_than_there_is_room_for() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -366,7 +366,7 @@ async fn w22_waiting_repeats_hold_no_more_than_there_is_room_for() {
     assert_eq!(send::<Memory>(&route, request("l", &body)).await.status, 201, "its room was given back");
 }
 
-/// Nobody queues for a connection for ever.
+/// No request queues for a connection for ever.
 #[tokio::test(start_paused = true)]
 async fn w13_a_request_that_gets_no_connection_is_told_to_come_again() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));

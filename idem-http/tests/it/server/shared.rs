@@ -1,4 +1,4 @@
-//! Requests that share transactions: what is one's own stays one's own.
+//! Requests that share transactions: each keeps its own effects and settings.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,8 +48,8 @@ impl Gate {
     }
 }
 
-/// A route whose requests share transactions on one connection: what comes while one runs is in the next one. The handler writes
-/// the body as an effect; a request with `x-held` then waits at the gate that it names.
+/// A route whose requests share transactions on one connection: the requests that come while one runs are in the next one. The
+/// handler writes the body as an effect; a request with `x-held` then waits at the gate that it names.
 struct Service<G: Ground> {
     ground: G,
     route: Route<G>,
@@ -159,7 +159,7 @@ fn held(mut request: Request<Full<Bytes>>, gate: u16) -> Request<Full<Bytes>> {
     request
 }
 
-/// A request that has its place: on one thread, whoever is ready has had its turn once this one has yielded.
+/// A request that has its place: on one thread, every task that is ready has had its turn once this one has yielded.
 async fn begun(mut sending: Sending) -> Sending {
     for _ in 0..10 {
         let polled = std::future::poll_fn(|context| Poll::Ready(sending.as_mut().poll(context))).await;
@@ -192,7 +192,7 @@ pub(crate) async fn w80_requests_that_come_together_share_a_transaction<G: Groun
     let bodies: Vec<String> = (0..20).map(|number| format!("body-{number:02}")).collect();
     let bodies: Vec<&str> = bodies.iter().map(String::as_str).collect();
     let seen = service.together(requests(&bodies)).await;
-    // Nobody waits for company: the first one ran at once. At most 16 share a transaction.
+    // No request waits for company: the first one ran at once. At most 16 share a transaction.
     assert_eq!(service.units(), [1, 16, 4]);
     assert_eq!(statuses(&seen), [201; 20]);
     assert!(seen.iter().all(|seen| seen.is_replayed() == Some(false)));
@@ -410,7 +410,7 @@ const ASK: &str = "SELECT concat_ws('|', current_setting('timezone'), current_se
     current_setting('lock_timeout'), current_setting('search_path'), coalesce(current_setting('app.tenant', true), ''), current_user,
     current_setting('idle_in_transaction_session_timeout'), current_setting('default_transaction_read_only'))";
 
-/// What one handler sets for its transaction or its session is not there for the next one; one that is refused leaves as little.
+/// The settings of one handler, of transaction or session, are not there for the next one, nor are those of a refused one.
 async fn settings_are_put_back<G: Settings>() {
     let ground = G::new().await;
     let idempotency = builder(&ground).lanes(1).build().unwrap();
@@ -452,7 +452,7 @@ async fn settings_are_put_back<G: Settings>() {
     let transactions: BTreeSet<_> = ground.transactions().await.into_iter().map(|(_, it)| it).collect();
     assert_eq!(transactions.len(), 2);
     assert!(seen[0].ends_with("|35s|on"), "{seen:?}");
-    // What a handler has set for its session holds for the next transaction, as without sharing. Within one it does not.
+    // A handler's setting for its session holds for the next transaction, as without sharing. Within one it does not.
     let (zone, others) = seen[0].split_once('|').unwrap();
     assert_eq!(seen[1], format!("Asia/Tokyo|{}", others), "{seen:?}");
     assert_eq!([&seen[2], &seen[3]], [&seen[0]; 2], "{zone}");
@@ -468,7 +468,7 @@ async fn w87_settings_are_put_back_on_tokio_postgres() {
     settings_are_put_back::<TokioPostgres>().await;
 }
 
-/// Nobody has to ask for company: without it each request has its own transaction.
+/// Sharing is opt-in: without it each request has its own transaction.
 #[tokio::test]
 async fn w80_without_it_nothing_is_shared() {
     let ground = Sqlite::new().await;

@@ -20,7 +20,7 @@ use super::{
 
 const GUIDE: &str = include_str!("../../../../docs/guide/http.md");
 
-/// What becomes of an answer.
+/// The treatment of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fate {
     is_refused: bool,

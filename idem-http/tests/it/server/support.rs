@@ -60,7 +60,7 @@ pub(crate) fn builder<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
         .hash_secret(HashSecret::new(1, SECRET).unwrap())
 }
 
-/// The runs of a handler, and those that are held until somebody releases them.
+/// The runs of a handler, and those that are held until their release.
 pub(crate) struct Runs {
     begun: watch::Sender<usize>,
     released: Semaphore,
@@ -78,12 +78,12 @@ impl Runs {
         *self.begun.borrow()
     }
 
-    /// Waits until so many have begun.
+    /// Waits until this many have begun.
     pub(crate) async fn until_begun(&self, runs: usize) {
         self.begun.subscribe().wait_for(|begun| *begun >= runs).await.unwrap();
     }
 
-    /// Lets so many of those that are [held] end, now or later.
+    /// Lets this many of those that are [held] end, now or later.
     pub(crate) fn release(&self, runs: usize) {
         self.released.add_permits(runs);
     }
@@ -134,7 +134,7 @@ pub(crate) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<R
     idempotency.route("/t", handler)
 }
 
-/// What the handler answers: a number that no other run has, unless the body asks for something else.
+/// The handler's answer: a number that no other run has, unless the body asks for something else.
 pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
     let number = fastrand::u64(..).to_string();
     let response = |status: u16| {

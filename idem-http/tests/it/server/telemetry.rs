@@ -1,4 +1,4 @@
-//! What a service tells of its requests: metrics, counts and spans.
+//! The telemetry of requests: metrics, counts and spans.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use super::{
     support::{Runs, Seen, builder, held, request, request_of, route, send},
 };
 
-/// What was recorded, by metric and labels, as a number: of a histogram, how many values.
+/// The recorded values, by metric and labels, as a number: of a histogram, how many values.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let value = |value| match value {
         DebugValue::Counter(count) => count as f64,
@@ -129,7 +129,7 @@ async fn waiting(
     Seen::of(route.oneshot(request).await.unwrap()).await
 }
 
-/// Waits until so many repeats wait.
+/// Waits until this many repeats wait.
 async fn until(what: impl Fn() -> bool) {
     let told = async {
         while !what() {
@@ -139,7 +139,7 @@ async fn until(what: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(60), told).await.expect("they wait");
 }
 
-/// W73: how many repeats wait, and where, is seen while they do; the bound of those at the database is told beside it.
+/// W73: how many repeats wait, and where, is seen while they do; the bound of those at the database is shown beside it.
 #[tokio::test]
 async fn w73_repeats_that_wait_are_seen_and_gone_when_they_are_answered() {
     let recorder = DebuggingRecorder::new();
@@ -176,7 +176,7 @@ async fn w73_repeats_that_wait_are_seen_and_gone_when_they_are_answered() {
         assert_eq!((seen.status, &seen.body[..]), (200, &b"done"[..]));
     }
     assert_eq!((waits(&here), waits(&there)), ((0, 0, 1), (0, 0, 1)));
-    // The first look has taken what was recorded until then.
+    // The first look has taken the values that were recorded until then.
     let since = self::recorded(&recorder.snapshotter());
     for place in ["memory", "database"] {
         assert_eq!(since[&format!("idem.http_waiting{{consumer=payments,place={place}}}")], -2.0, "{place}");

@@ -58,7 +58,7 @@ UPDATE "{schema}_outbox_destinations" SET relayed_by = NULL, relayed_until = NUL
 const FIRST_SENT: &str = r#"ifnull(o.first_sent_at, iif(o.state <= 1 AND ifnull(o.not_before, o.created_at) <= (
     SELECT relay_lost_at FROM "{schema}_outbox_destinations" WHERE id = o.destination), ifnull(o.not_before, o.created_at), NULL))"#;
 
-/// What is told of an event, but its payload.
+/// The columns of an event, but its payload.
 const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name, o.event_key, o.ordering_key, o.event_type,
     o.content_type, o.headers, o.created_at, o.attempts"#;
 
@@ -106,7 +106,8 @@ const PUBLISHED: &str =
 
 const SKIPPED: &str = "b.number IN (SELECT value FROM json_each(?1))";
 
-/// Lets those go that stand behind nothing but what is removed next: `{gone}` says whether `b` is, `{of}` says of which destination.
+/// Lets events go that wait only behind events that are removed next: `{gone}` says whether `b` is, `{of}` says of which
+/// destination.
 const FREE: &str = r#"UPDATE "{schema}_outbox" AS o SET state = 0, not_before = {now}
 WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
         SELECT b.destination, b.ordering_key FROM "{schema}_outbox" AS b WHERE {gone})

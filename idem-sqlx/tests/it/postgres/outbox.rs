@@ -1,4 +1,4 @@
-//! Messages out and answers kept, beyond what the suite asks of every store.
+//! Messages out and answers kept, beyond the suite of every store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ async fn answers_are_removed_with_their_records() {
     fixture.drop().await;
 }
 
-/// O23: a relay that asks again examines a handful of rows, however many stand behind one that failed.
+/// O23: a relay that asks again examines a handful of rows, however many wait behind one that failed.
 #[tokio::test]
 async fn o23_followers_of_one_key_are_met_once() {
     let fixture = Fixture::new().await;
@@ -86,12 +86,12 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.drop().await;
 }
 
-/// Puts in and publishes so many events, by as many looks as that takes.
+/// Puts in and publishes this many events, by as many looks as that takes.
 async fn published(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize) {
     published_with(fixture, outbox, events, 0).await;
 }
 
-/// The same, with so many that are there already.
+/// The same, with this many that are there already.
 async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize, there: usize) {
     let put = format!(
         "INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, payload)
@@ -112,8 +112,8 @@ async fn pending_from(fixture: &Fixture) -> i64 {
     fixture.text("SELECT pending_from FROM outbox_destinations").await.parse().unwrap()
 }
 
-/// O31: looks begin past what was published, so that an old snapshot costs them nothing, and never past what a transaction that
-/// is open may commit yet.
+/// O31: looks begin past the published events, so that an old snapshot costs them nothing, and never past an event that an open
+/// transaction may commit yet.
 #[tokio::test]
 async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet() {
     let fixture = Fixture::new().await;
@@ -217,7 +217,7 @@ async fn o44_a_locked_destination_holds_no_other_back() {
     let minute = Duration::from_secs(60);
     let ends = [(&taken[0], EventEnd::Published)];
     let held = async {
-        // What a relay does with a destination at once.
+        // The calls that a relay makes for a destination at once.
         let calls = (outbox.settle(ids[0], &ends), outbox.lease(ids[0], "relay", minute));
         let (settled, leased) = tokio::join!(calls.0, calls.1);
         (settled.is_ok(), leased)
@@ -240,7 +240,7 @@ async fn o44_a_locked_destination_holds_no_other_back() {
     fixture.drop().await;
 }
 
-/// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
+/// A plain outbox: an event is committed with its caller's writes, and known by the caller's key.
 #[tokio::test]
 async fn a_plain_outbox_commits_with_its_callers_transaction() {
     let fixture = Fixture::new().await;
@@ -273,7 +273,7 @@ async fn a_plain_outbox_commits_with_its_callers_transaction() {
     fixture.drop().await;
 }
 
-/// A writer's name is nobody else's, because its keys would be.
+/// A writer's name is its own, because a shared name would share its keys.
 #[tokio::test]
 async fn a_plain_outbox_and_a_consumer_share_no_name() {
     let fixture = Fixture::new().await;
@@ -290,7 +290,7 @@ async fn a_plain_outbox_and_a_consumer_share_no_name() {
     fixture.drop().await;
 }
 
-/// O38: what waits is counted every few seconds, and not to its end; how old the oldest is stays right.
+/// O38: waiting events are counted every few seconds, and not to the end; how old the oldest is stays right.
 #[tokio::test]
 async fn o38_an_outbox_that_is_far_behind_is_not_counted_to_its_end() {
     let fixture = Fixture::new().await;

@@ -1,4 +1,4 @@
-//! Messages out and answers kept, beyond what the suite asks of every store.
+//! Messages out and answers kept, beyond the suite of every store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -57,7 +57,7 @@ async fn o38_looks_at_the_outbox_do_not_write() {
     assert_eq!(outbox.backlog(None).await.unwrap().len(), 1);
 }
 
-/// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
+/// A plain outbox: an event is committed with its caller's writes, and known by the caller's key.
 #[tokio::test]
 async fn a_plain_outbox_commits_with_its_callers_transaction() {
     let (file, store) = fresh().await;
@@ -78,7 +78,7 @@ async fn a_plain_outbox_commits_with_its_callers_transaction() {
     assert_eq!(file.ask("SELECT event_key || ' ' || CAST(payload AS TEXT) FROM idem_outbox").await, ["invoice-1 1"]);
 }
 
-/// O38: what is asked every few seconds takes the same time, however far behind a destination is.
+/// O38: the question of every few seconds takes the same time, however far behind a destination is.
 #[tokio::test]
 async fn o38_an_outbox_that_is_far_behind_is_not_counted_to_its_end() {
     let (file, store) = fresh().await;

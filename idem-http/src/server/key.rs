@@ -87,6 +87,7 @@ mod tests {
         for (value, key) in [
             ("\"k\"", "k"),
             (" k ", "k"),
+            ("\"a\" ", "a"),
             ("\"a\\\"b\\\\\"", "a\"b\\"),
             ("\"order;1, 2\"", "order;1, 2"),
             ("1.50", "1.50"),
@@ -96,10 +97,9 @@ mod tests {
             assert_eq!(read(value.as_bytes(), false).as_deref(), Ok(key), "{value}");
         }
         let long = "k".repeat(256);
-        for value in ["", " ", "\"\"", "\"a", "\"a\" ", "\"a\";p=1", "a,b", "a, b", "a b", "order;1", "\"a\\x\"", &long]
-        {
+        for value in ["", " ", "\"\"", "\"a", "\"a\";p=1", "a,b", "a, b", "a b", "order;1", "\"a\\x\"", &long] {
             let refused = read(value.as_bytes(), false);
-            assert!(refused.is_err() || value == "\"a\" ", "{value:?}: {refused:?}");
+            assert!(refused.is_err(), "{value:?}: {refused:?}");
         }
         assert!(read("é".as_bytes(), false).is_err());
         assert!(read(b"\"\x01\"", false).is_err());

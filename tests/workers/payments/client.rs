@@ -74,17 +74,19 @@ impl Request {
     pub(crate) async fn send(&self, address: &str) -> io::Result<Answer> {
         let exchange = async {
             let mut stream = TcpStream::connect(address).await?;
-            stream.write_all(&self.bytes(address)).await?;
+            // A service may refuse a body before it has come whole, and close: its answer is there all the same.
+            let sent = stream.write_all(&self.bytes(address)).await;
             let mut bytes = Vec::new();
-            stream.read_to_end(&mut bytes).await?;
-            Answer::read(&bytes).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+            let read = stream.read_to_end(&mut bytes).await.map(drop);
+            let failed = || sent.and(read).err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+            Answer::read(&bytes).ok_or_else(failed)
         };
         timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// The same where an answer must come.
     pub(crate) async fn answer(&self, address: &str) -> Answer {
-        self.send(address).await.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+        self.send(address).await.unwrap_or_else(|error| panic!("{} {}: {error}", self.method, self.path))
     }
 
     /// Sends part of it, or all and waits for some of the answer, and is gone.

@@ -9,6 +9,11 @@ impl Model {
         let lowest = self.0.iter().find(|(_, finished)| !finished).map(|(offset, _)| *offset);
         lowest.unwrap_or_else(|| self.0.last().map_or(start, |(offset, _)| offset + 1))
     }
+
+    /// Whether it is unfinished, and one after it is finished.
+    fn holds_back(&self, at: i64) -> bool {
+        self.0.contains(&(at, false)) && self.0.iter().any(|(offset, finished)| *finished && *offset > at)
+    }
 }
 
 /// A small generator, so that a red run can be repeated by its seed.
@@ -43,6 +48,9 @@ fn e3_the_position_is_the_lowest_unfinished_in_any_order_of_finishing() {
             assert_eq!(position, model.position(start), "seed {seed}");
             assert!(position >= last, "seed {seed}: from {last} back to {position}");
             assert_eq!(offsets.in_hand(), model.0.iter().filter(|(_, finished)| !finished).count());
+            let any =
+                start + i64::try_from(random.below(usize::try_from(offsets.next() + 1 - start).unwrap())).unwrap();
+            assert_eq!(offsets.holds_back(any), model.holds_back(any), "seed {seed}: {any}");
             last = position;
         }
     }

@@ -195,13 +195,13 @@ impl<S: Store> Shared<S> {
         with_answer: bool,
     ) -> Result<Answered, Problem> {
         let mut body = Map::new();
-        let outcome = match state {
-            KeyState::Done { recorded, .. } if !self.is_for(who, recorded.hash.as_bytes()) => {
+        let outcome = if let KeyState::Done { recorded, result } = state {
+            if !self.is_for(who, recorded.hash.as_bytes()) {
                 return Err(Problem::NotFound);
             }
-            KeyState::Done { recorded, result } => done(&mut body, &recorded, result, with_answer),
-            // Nothing else comes here: what is unknown is no answer.
-            _ => "in_progress",
+            done(&mut body, &recorded, result, with_answer)
+        } else {
+            "in_progress"
         };
         body.insert("state".to_owned(), outcome.into());
         Span::current().record("idem.key", field::display(key));

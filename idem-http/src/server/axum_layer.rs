@@ -395,9 +395,10 @@ impl IntoResponse for StepError {
     fn into_response(self) -> Response {
         tracing::warn!("a step of a request failed: {self}");
         // For layers between the handler and idem's, which answers with the problem.
-        let mut response = match self.problem {
-            Problem::FailedForNow => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-            _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        let mut response = if matches!(self.problem, Problem::FailedForNow) {
+            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        } else {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
         };
         response.extensions_mut().insert(OfStep(self.problem));
         response

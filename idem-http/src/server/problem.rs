@@ -239,17 +239,12 @@ impl Problem {
 
     /// The line for the service's log, where the problem is a bug of a handler's.
     pub(crate) fn bug(&self) -> Option<String> {
-        match self {
-            Self::ResponseRefused(what) => {
-                Some(format!("the response of a handler cannot be kept, so its effects were rolled back: {what}"))
-            }
-            Self::Unprotected => {
-                let text = "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, \
-                            or leave the layer off its route";
-                Some(text.to_owned())
-            }
-            _ => None,
+        if let Self::ResponseRefused(what) = self {
+            return Some(format!("the response of a handler cannot be kept, so its effects were rolled back: {what}"));
         }
+        let text = "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
+                    leave the layer off its route";
+        matches!(self, Self::Unprotected).then(|| text.to_owned())
     }
 
     /// The state of the key, in the words of the answers about keys.

@@ -518,6 +518,9 @@ pub(crate) struct Doctor {
     /// For how long clients of services over HTTP may send a request again: compared with how long their keys are known
     #[arg(long, value_name = "TIME", value_parser = spans::span)]
     pub(crate) client_window: Option<Duration>,
+    /// How long after its request a record of a service over HTTP is to be gone: compared with those that are still there
+    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    pub(crate) gone_within: Option<Duration>,
     /// The number of a key that services have for sealing answers; repeatable: compared with those that answers are sealed with
     #[arg(long, value_name = "NUMBER")]
     pub(crate) sealing_key: Vec<u16>,

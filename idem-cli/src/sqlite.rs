@@ -97,9 +97,12 @@ WITH latest AS (
         group_concat(DISTINCT l.sealed_with) AS sealed_with
     FROM latest AS l JOIN "{schema}_processed_messages" AS p ON p.consumer = l.consumer AND p.key_id = l.key_id
     GROUP BY l.consumer
+), expired AS (
+    SELECT p.consumer, p.processed_at FROM "{schema}_processed_messages" AS p WHERE p.expires_at < {now} ORDER BY p.expires_at LIMIT 10000
 )
 SELECT c.name AS service, c.retention / 1000000 AS keys_for, ifnull(a.outliving, 0) AS outliving,
-    ifnull(a.unsealed, 0) AS unsealed, a.sealed_with
+    ifnull(a.unsealed, 0) AS unsealed, a.sealed_with,
+    (SELECT ({now} - min(e.processed_at)) / 1000000 FROM expired AS e WHERE e.consumer = c.id) AS oldest
 FROM "{schema}_consumers" AS c LEFT JOIN answers AS a ON a.consumer = c.id
 WHERE c.handler = 'http' ORDER BY c.name"#;
 

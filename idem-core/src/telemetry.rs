@@ -30,7 +30,7 @@ pub const CONSUMER: &str = "consumer";
 pub const CAUSE: &str = "cause";
 /// The label of every metric of the outbox, in place of the consumer: the name of the destination.
 pub const DESTINATION: &str = "destination";
-/// The label of [`HTTP_REQUESTS`] and [`HTTP_TIME`]: how a request ended.
+/// The label of [`HTTP_REQUESTS`], [`HTTP_QUESTIONS`] and [`HTTP_DELIVERIES`] and of their times: how a request ended.
 pub const OUTCOME: &str = "outcome";
 /// The label of [`HTTP_REQUESTS`] and [`HTTP_TIME`]: method and path, as the router knows it, and never as a client has sent it.
 pub const ROUTE: &str = "route";
@@ -153,6 +153,8 @@ metrics! {
     READY = "idem.ready", Kind::Gauge, Count, "whether the worker has joined and takes part";
     CLEANED = "idem.cleaned", Kind::Counter, Count, "rows that cleanup removed";
     CLEANUP_LAG = "idem.cleanup_lag", Kind::Gauge, Seconds, "for how long the oldest expired record waits for cleanup";
+    CLEANUP_LAG_MAX = "idem.cleanup_lag_max", Kind::Gauge, Seconds,
+        "for how long an expired record may wait, where the profile of a service sets a time by which it is gone";
     CLEANUP_FAILED_CYCLES = "idem.cleanup_failed_cycles", Kind::Gauge, Count,
         "cycles of cleanup that failed in a row; ten are an alarm";
     RECORDS = "idem.records", Kind::Gauge, Count, "records there are, by the database's estimate; 0 where it has none";
@@ -179,6 +181,14 @@ metrics! {
         "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, `client-gone`, or the problem that was answered";
     HTTP_TIME = "idem.http_time", Kind::Histogram(SECONDS), Seconds,
         "how long a request to a protected route took, from its head to its answer";
+    HTTP_QUESTIONS = "idem.http_questions", Kind::Counter, Count,
+        "questions about keys, by how they ended: the state of the key, `method-not-allowed`, `client-gone`, or the problem that was answered";
+    HTTP_QUESTION_TIME = "idem.http_question_time", Kind::Histogram(SECONDS), Seconds,
+        "how long a question about a key took, with the wait that it asked for";
+    HTTP_DELIVERIES = "idem.http_deliveries", Kind::Counter, Count,
+        "events that came in over HTTP, by how their deliveries ended";
+    HTTP_DELIVERY_TIME = "idem.http_delivery_time", Kind::Histogram(SECONDS), Seconds,
+        "how long the sender of an event waited for its answer";
     HTTP_WAITING = "idem.http_waiting", Kind::Gauge, Count,
         "repeats that wait for the first request with their key: in memory for one of this process, or at the database for another's";
     HTTP_WAITING_MAX = "idem.http_waiting_max", Kind::Gauge, Count,

@@ -6,6 +6,8 @@ pub mod client;
 mod date;
 #[cfg(feature = "inbound")]
 pub mod inbound;
+#[cfg(any(feature = "inbound", feature = "server"))]
+mod outcomes;
 #[cfg(feature = "server")]
 mod server;
 #[cfg(any(feature = "inbound", feature = "server"))]

@@ -121,6 +121,16 @@ impl<S: Store> Idempotency<S> {
         matches!(self.0.hashings.first(), Some(Hashing::Keyed(_)))
     }
 
+    /// For how long an expired record may be left to the cleanup, if the profile sets a time by which records are gone: 24 hours after
+    /// their requests, in [`guardia`](Profile::guardia).
+    #[must_use]
+    pub fn cleanup_lag_max(&self) -> Option<Duration> {
+        match (self.0.profile.keys_within, self.0.keys_for) {
+            (Some((_, most)), Retention::For(time)) => Some((most + profile::OF_CLEANUP).saturating_sub(time)),
+            (_, _) => None,
+        }
+    }
+
     /// The engine, for operations that do not come as HTTP requests and share the name of the keys; see
     /// [`RunOnce::once`]. Keys of requests are stored there joined with tenant and route.
     #[must_use]

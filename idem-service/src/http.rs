@@ -2,6 +2,7 @@
 //! have their effect once.
 
 mod flags;
+mod overdue;
 mod run;
 mod server;
 mod settings;

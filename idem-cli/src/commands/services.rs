@@ -19,9 +19,14 @@ WITH latest AS (
         pg_catalog.string_agg(DISTINCT l.sealed_with::text, ',') AS sealed_with
     FROM latest AS l JOIN {schema}.processed_messages AS p ON p.consumer = l.consumer AND p.key_id = l.key_id
     GROUP BY l.consumer
+), expired AS (
+    SELECT p.consumer, p.processed_at FROM {schema}.processed_messages AS p
+    WHERE p.expires_at < pg_catalog.now() ORDER BY p.expires_at LIMIT 10000
 )
 SELECT c.name AS service, extract(epoch FROM c.retention)::int8 AS keys_for, coalesce(a.outliving, 0) AS outliving,
-    coalesce(a.unsealed, false) AS unsealed, a.sealed_with
+    coalesce(a.unsealed, false) AS unsealed, a.sealed_with,
+    (SELECT extract(epoch FROM pg_catalog.now() - pg_catalog.min(e.processed_at))::int8 FROM expired AS e WHERE e.consumer = c.id)
+        AS oldest
 FROM {schema}.consumers AS c LEFT JOIN answers AS a ON a.consumer = c.id
 WHERE c.handler = 'http' ORDER BY c.name";
 
@@ -65,6 +70,21 @@ fn of(service: &Row, doctor: &Doctor) -> Vec<Row> {
                 span(window)
             ),
             format!("Give the service --keys-for of more than that, and run idem retention set {name} TIME --existing"),
+        ));
+    }
+    if let (Some(oldest), Some(gone)) = (service.get("oldest").as_i64(), doctor.gone_within.map(seconds))
+        && oldest > gone
+    {
+        findings.push(finding(
+            "error",
+            format!(
+                "a record of {name} has expired, is {oldest}s old and still there; records are to be gone within {}: cleanup does not \
+                 keep up",
+                span(gone)
+            ),
+            "Run idem cleanup, and have a process do it at least every 30 minutes: --cleanup-every of the service, or a timer of its \
+             own"
+                .to_owned(),
         ));
     }
     let outliving = service.number("outliving");
@@ -126,6 +146,7 @@ mod tests {
         let doctor = Doctor {
             broker_horizon: None,
             client_window: client_window.map(Duration::from_secs),
+            gone_within: Some(Duration::from_secs(86_400)),
             sealing_key: sealing_key.to_vec(),
             format: crate::command_line::Format::Text,
         };
@@ -138,6 +159,8 @@ mod tests {
         let well =
             json!({"service": "payments", "keys_for": 86_400, "outliving": 0, "unsealed": false, "sealed_with": "1"});
         assert!(told(well.clone(), Some(86_400), &[1]).is_empty());
+        let in_time = json!({"service": "payments", "keys_for": 82_800, "outliving": 0, "unsealed": 0, "sealed_with": null, "oldest": 86_400});
+        assert!(told(in_time, None, &[]).is_empty(), "a day to the second");
         assert!(told(well, None, &[]).is_empty(), "nothing is compared with what was not said");
         let for_ever =
             json!({"service": "payments", "keys_for": null, "outliving": 0, "unsealed": 0, "sealed_with": null});
@@ -146,13 +169,14 @@ mod tests {
 
     #[test]
     fn w79_what_a_service_does_not_keep_is_told() {
-        let facts =
-            json!({"service": "payments", "keys_for": 3_600, "outliving": 3, "unsealed": 1, "sealed_with": "1,2"});
+        let facts = json!({"service": "payments", "keys_for": 3_600, "outliving": 3, "unsealed": 1, "sealed_with": "1,2", "oldest": 86_401});
         assert_eq!(
             told(facts, Some(86_400), &[1]),
             [
                 "error: payments knows keys for 1h, and its clients may send a request again for 1d: a late one takes effect \
                  a second time",
+                "error: a record of payments has expired, is 86401s old and still there; records are to be gone within 1d: cleanup \
+                 does not keep up",
                 "warning: 3 answers of payments were to be kept for longer than the records of their keys, and go with them",
                 "warning: payments has stored answers unsealed after sealed ones: one of its processes lacks the sealing key",
                 "error: answers of payments are sealed with key 2, which is not among those given: no repeat gets them",

@@ -253,6 +253,10 @@ async fn the_doctor_knows_services<S: Store>(
         {processed_messages} WHERE idempotency_key LIKE '%order-1')")
     .await;
     run("UPDATE {processed_messages} SET expires_at = {earlier} WHERE idempotency_key LIKE '%order-2'").await;
+    // Its record has expired, so it is to be gone; it has been there for a moment.
+    run("UPDATE {processed_messages} SET processed_at = {earlier} WHERE idempotency_key LIKE '%order-2'").await;
+    let found = findings(&["--gone-within", "1s"]);
+    assert!(found.iter().any(|finding| finding.starts_with("a record of payments has expired, is ")), "{found:?}");
     let found = findings(&["--sealing-key", "1"]);
     let [outliving, unsealed, missing] = &found[..] else { panic!("{found:?}") };
     assert!(outliving.starts_with("1 answers of payments were to be kept for longer"), "{outliving}");

@@ -128,9 +128,9 @@ pub(crate) fn process(consumer: &ConsumerName, from: Option<&Destination>, messa
     span
 }
 
-/// A request to a protected route of a service over HTTP, by OpenTelemetry's HTTP conventions v1.44.0; its unit is within it. The
-/// fields `idem.key`, `idem.outcome`, `http.response.status_code`, `error.type` and `otel.status_code` are for the caller to
-/// record. `traceparent` is the client's.
+/// A request over HTTP, by OpenTelemetry's HTTP conventions v1.44.0; its unit is within it. `route` is method and path as the router
+/// knows them, or the method alone. The fields `idem.key`, `idem.outcome`, `http.response.status_code`, `error.type` and
+/// `otel.status_code` are for the caller to record. `traceparent` is the client's.
 pub fn request(consumer: &ConsumerName, method: &str, route: &str, traceparent: Option<&str>) -> Span {
     let span = debug_span!(
         target: SPANS, "request",
@@ -143,7 +143,9 @@ pub fn request(consumer: &ConsumerName, method: &str, route: &str, traceparent: 
         return span;
     }
     span.record("otel.name", route);
-    span.record("http.route", route.split_once(' ').map_or(route, |(_, path)| path));
+    if let Some((_, path)) = route.split_once(' ') {
+        span.record("http.route", path);
+    }
     if let Some(client) = traceparent.and_then(TraceContext::parse) {
         link_to(&span, &client);
     }

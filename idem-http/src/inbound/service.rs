@@ -6,18 +6,26 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use idem_core::{BoxError, DedupConsumer, Store};
+use idem_core::{
+    BoxError, DedupConsumer, Store,
+    telemetry::{self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
+};
+use metrics::Label;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::{
     sender::{NotAdmitted, Opened, Sender},
     settle::{Reply, decide},
 };
-use crate::service::always_answers;
+use crate::{
+    outcomes::{self, NO_SUCH_METHOD, Outcomes},
+    service::always_answers,
+};
 
 /// The largest body by default: events of all senders here are below it.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -28,13 +36,13 @@ const AT_ONCE: usize = 64;
 /// Requests that may be read at once, for each one that may be handled: a sender with a slow body takes no handler's place.
 const READ_PER_HANDLED: usize = 4;
 
-const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, "events are posted");
-const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is over the limit");
-const TOO_SLOW: Reply = Reply::new(StatusCode::REQUEST_TIMEOUT, "the body did not come");
-const CUT: Reply = Reply::new(StatusCode::BAD_REQUEST, "the body did not come whole");
-const TOO_MANY: Reply = Reply::later(2, "too many are being handled");
-const GOES_ON: Reply = Reply::later(5, "it is still being handled");
-const UNPROVED: Reply = Reply::later(10, "its signature cannot be checked now");
+const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, NO_SUCH_METHOD, "events are posted");
+const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "the body is over the limit");
+const TOO_SLOW: Reply = Reply::new(StatusCode::REQUEST_TIMEOUT, "body-late", "the body did not come");
+const CUT: Reply = Reply::new(StatusCode::BAD_REQUEST, "body-unreadable", "the body did not come whole");
+const TOO_MANY: Reply = Reply::later(2, "overloaded", "too many are being handled");
+const GOES_ON: Reply = Reply::later(5, "in-progress", "it is still being handled");
+const UNPROVED: Reply = Reply::later(10, "unproved", "its signature cannot be checked now");
 
 /// A tower `Service` that takes one sender's events for one consumer. See the [module](super). Cloning is cheap, and clones share
 /// everything.
@@ -49,15 +57,19 @@ struct Shared<S: Store, F> {
     body_bytes_max: usize,
     at_once: Arc<Semaphore>,
     reading: Semaphore,
+    outcomes: Outcomes,
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
-    /// Hands the events of `sender` to `consumer`, which must take its key and hash as the sender's `identify` sets them.
+    /// Hands the events of `sender` to `consumer`, which must take its key and hash as the sender's `identify` sets them. A recorder of
+    /// metrics must be there before.
     pub fn new(consumer: DedupConsumer<S>, sender: F) -> Self {
         let deadline = sender.deadline();
         let (at_once, reading) = (Arc::new(Semaphore::new(AT_ONCE)), Semaphore::new(AT_ONCE * READ_PER_HANDLED));
         let body_bytes_max = BODY_BYTES_MAX;
-        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading }) }
+        let labels = vec![Label::new(CONSUMER, consumer.name().to_string())];
+        let outcomes = Outcomes::new((HTTP_DELIVERIES, HTTP_DELIVERY_TIME), labels);
+        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes }) }
     }
 
     /// Sets how long a sender is kept waiting for body and handler together. Defaults to the [sender's](Sender::deadline).
@@ -114,14 +126,14 @@ impl<S: Store, F: Sender> Shared<S, F> {
         };
         let message = match tokio::time::timeout_at(until, self.sender.open(&head, body)).await {
             Ok(Ok(Opened::Message(message))) => *message,
-            Ok(Ok(Opened::Settled)) => return Reply::new(StatusCode::OK, "settled"),
+            Ok(Ok(Opened::Settled)) => return Reply::new(StatusCode::OK, "settled", "settled"),
             Ok(Err(why)) => return self.refused(why),
             Err(_) => return UNPROVED,
         };
         drop(reading);
         let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
         // A task of its own, so that a sender that gives up does not end it.
-        let deciding = tokio::spawn(run(Arc::clone(&self), message, permit));
+        let deciding = tokio::spawn(run(Arc::clone(&self), message, permit).in_current_span());
         match tokio::time::timeout_at(until, deciding).await {
             Ok(Ok(reply)) => reply,
             // The engine's task has panicked; the next copy shows whether the event was handled.
@@ -133,7 +145,7 @@ impl<S: Store, F: Sender> Shared<S, F> {
         match why {
             NotAdmitted::Unauthenticated(text) => {
                 tracing::debug!(idem.consumer = %self.consumer.name(), why = text, "a request is not its sender's");
-                Reply::new(StatusCode::UNAUTHORIZED, text)
+                Reply::new(StatusCode::UNAUTHORIZED, "unauthenticated", text)
             }
             NotAdmitted::Unavailable(error) => {
                 tracing::warn!(idem.consumer = %self.consumer.name(), error = &*error as &dyn std::error::Error, "nobody can tell whether a request is its sender's");
@@ -162,8 +174,16 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (head, body) = request.into_parts();
-        let answer = Arc::clone(&self.shared).answer(head, body);
-        Box::pin(async move { Ok(response(answer.await)) })
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let name = outcomes::named(&head.method, &head.extensions);
+            let trace = head.headers.get("traceparent").and_then(|value| value.to_str().ok());
+            let span = telemetry::request(shared.consumer.name(), outcomes::method(&head.method), &name, trace);
+            let counting = outcomes::begin(&span, |outcome, _, took| shared.outcomes.count(outcome, took));
+            let reply = Arc::clone(&shared).answer(head, body).instrument(span.clone()).await;
+            counting.answered(reply.outcome, reply.status);
+            Ok(response(reply))
+        })
     }
 }
 

@@ -13,23 +13,25 @@ pub(super) struct Reply {
     pub(super) after: Option<Duration>,
     /// A text for the sender's log.
     pub(super) text: &'static str,
+    /// How the delivery ended, for metrics.
+    pub(super) outcome: &'static str,
 }
 
 impl Reply {
-    pub(super) const fn new(status: StatusCode, text: &'static str) -> Self {
-        Self { status, after: None, text }
+    pub(super) const fn new(status: StatusCode, outcome: &'static str, text: &'static str) -> Self {
+        Self { status, after: None, text, outcome }
     }
 
     /// Asks the sender to try again.
-    pub(super) const fn later(seconds: u64, text: &'static str) -> Self {
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, after: Some(Duration::from_secs(seconds)), text }
+    pub(super) const fn later(seconds: u64, outcome: &'static str, text: &'static str) -> Self {
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, after: Some(Duration::from_secs(seconds)), text, outcome }
     }
 }
 
-const HELD: Reply = Reply::later(2, "another delivery of it is being handled");
-const FAILED: Reply = Reply::later(10, "it could not be handled now");
-const DOWN: Reply = Reply::later(10, "it cannot be recorded now");
-const NOT_KEPT: Reply = Reply::later(3_600, "it cannot be handled, and not be kept either");
+const HELD: Reply = Reply::later(2, "busy", "another delivery of it is being handled");
+const FAILED: Reply = Reply::later(10, "failed-for-now", "it could not be handled now");
+const DOWN: Reply = Reply::later(10, "unavailable", "it cannot be recorded now");
+const NOT_KEPT: Reply = Reply::later(3_600, "unkeepable", "it cannot be handled, and not be kept either");
 
 /// Hands the message to the consumer, keeps a message that can never be handled, and gives the answer for the sender.
 pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Message) -> Reply {
@@ -42,8 +44,8 @@ pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Messa
     };
     let Some((message, decision)) = decided else { return FAILED };
     match &decision {
-        Decision::Processed(_) => Reply::new(StatusCode::OK, "handled"),
-        Decision::Duplicate(..) => Reply::new(StatusCode::OK, "handled before"),
+        Decision::Processed(_) => Reply::new(StatusCode::OK, "handled", "handled"),
+        Decision::Duplicate(..) => Reply::new(StatusCode::OK, "duplicate", "handled before"),
         Decision::Busy => HELD,
         Decision::Conflict(..) => kept(consumer, &message, &decision).await,
         Decision::Failed(failure) if is_malformed(failure) => malformed(consumer, &message, &decision).await,
@@ -67,7 +69,7 @@ fn is_malformed(failure: &Failure) -> bool {
 /// Keeps the message as a dead letter, so that the sender may forget it; if that fails, the sender keeps it.
 async fn kept<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision: &Decision) -> Reply {
     match consumer.set_aside(message, decision, Keep::Payload).await {
-        Ok(SetAside::Whole) => Reply::new(StatusCode::OK, "kept for a person to look at"),
+        Ok(SetAside::Whole) => Reply::new(StatusCode::OK, "dead-lettered", "kept for a person to look at"),
         Ok(SetAside::Facts | SetAside::NoRoom) => NOT_KEPT,
         // A set-up error.
         Ok(SetAside::Nothing) => FAILED,
@@ -83,5 +85,5 @@ async fn malformed<S: Store>(consumer: &DedupConsumer<S>, message: &Message, dec
     if let Err(error) = consumer.set_aside(message, decision, Keep::Facts).await {
         tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "a malformed event cannot be noted");
     }
-    Reply::new(StatusCode::BAD_REQUEST, "malformed")
+    Reply::new(StatusCode::BAD_REQUEST, "malformed", "malformed")
 }

@@ -12,10 +12,12 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body_util::Full;
 use idem_core::{
     IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD, store::Store,
+    telemetry,
 };
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tower_service::Service;
+use tracing::{Instrument as _, Span, field};
 
 use super::{
     Idempotency, Shared, answer,
@@ -23,11 +25,15 @@ use super::{
     flight::Stage,
     key,
     problem::Problem,
-    run::not_kept,
+    run::{Answered, not_kept},
     scope::{self, Authenticated},
     tenants::InHand,
 };
-use crate::{date::rfc3339, service::always_answers};
+use crate::{
+    date::rfc3339,
+    outcomes::{self, NO_SUCH_METHOD},
+    service::always_answers,
+};
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 /// The longest wait that `Prefer: wait` gets.
@@ -91,8 +97,13 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
         let Self { shared, routes } = self.clone();
         let (parts, _body) = request.into_parts();
         Box::pin(async move {
-            let asked = shared.asked(&parts, &routes).await;
-            let mut response = asked.unwrap_or_else(|problem| problem.response(&shared.profile, &shared.problem_types));
+            let name = outcomes::named(&parts.method, &parts.extensions);
+            let trace = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
+            let span = telemetry::request(shared.engine.name(), outcomes::method(&parts.method), &name, trace);
+            let counting = outcomes::begin(&span, |outcome, _, took| shared.counts.questions.count(outcome, took));
+            let asked = shared.asked(&parts, &routes).instrument(span.clone()).await;
+            let Answered { mut response, outcome } = asked.unwrap_or_else(|problem| shared.problem(&problem));
+            counting.answered(outcome, response.status());
             if let Some(wait) = waits(&parts) {
                 let applied = HeaderValue::try_from(format!("wait={}", wait.as_secs()));
                 response.headers_mut().extend(applied.ok().map(|applied| (PREFERENCE_APPLIED, applied)));
@@ -104,12 +115,12 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
 }
 
 impl<S: Store> Shared<S> {
-    async fn asked(&self, parts: &Parts, routes: &[String]) -> Result<Response<Bytes>, Problem> {
+    async fn asked(&self, parts: &Parts, routes: &[String]) -> Result<Answered, Problem> {
         if parts.method != Method::GET && parts.method != Method::HEAD {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return Ok(response);
+            return Ok(Answered { response, outcome: NO_SUCH_METHOD });
         }
         let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
         self.check_headers(&parts.headers)?;
@@ -121,7 +132,7 @@ impl<S: Store> Shared<S> {
         // A request that runs in this process comes first: the answer needs no database.
         for key in &joined {
             match self.runs_here(key, until).await {
-                Some(print) if self.is_for(&who, &print) => return self.told(KeyState::InProgress, &who, false),
+                Some(print) if self.is_for(&who, &print) => return self.told(key, KeyState::InProgress, &who, false),
                 Some(_) => return Err(Problem::NotFound),
                 None => {}
             }
@@ -132,7 +143,7 @@ impl<S: Store> Shared<S> {
                 if matches!(state, KeyState::InProgress) && self.subject(&who).is_some() {
                     return Err(Problem::NotFound);
                 }
-                return self.told(state, &who, wants_answer(parts));
+                return self.told(key, state, &who, wants_answer(parts));
             }
         }
         Err(Problem::NotFound)
@@ -176,43 +187,57 @@ impl<S: Store> Shared<S> {
             .is_none_or(|subject| self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, print)))
     }
 
-    fn told(&self, state: KeyState, who: &Authenticated, with_answer: bool) -> Result<Response<Bytes>, Problem> {
+    fn told(
+        &self,
+        key: &IdempotencyKey,
+        state: KeyState,
+        who: &Authenticated,
+        with_answer: bool,
+    ) -> Result<Answered, Problem> {
         let mut body = Map::new();
-        if let KeyState::Done { recorded, result } = state {
+        let outcome = if let KeyState::Done { recorded, result } = state {
             if !self.is_for(who, recorded.hash.as_bytes()) {
                 return Err(Problem::NotFound);
             }
-            done(&mut body, &recorded, result, with_answer);
+            done(&mut body, &recorded, result, with_answer)
         } else {
-            body.insert("state".to_owned(), "in_progress".into());
-        }
+            "in_progress"
+        };
+        body.insert("state".to_owned(), outcome.into());
+        Span::current().record("idem.key", field::display(key));
         let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(response)
+        Ok(Answered { response, outcome })
     }
 }
 
-fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<StoredResult, NotKept>, with_answer: bool) {
+/// Writes down what is known of a request that has ended, and answers the state of its key.
+fn done(
+    body: &mut Map<String, Value>,
+    recorded: &Recorded,
+    result: Result<StoredResult, NotKept>,
+    with_answer: bool,
+) -> &'static str {
     let time = |at: SystemTime| Value::from(rfc3339(at));
     let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
     put("processed_at", time(recorded.processed_at));
     put("key_expires", recorded.expires_at.map_or(Value::Null, time));
     match result {
         Ok(StoredResult { is_error, result, until, .. }) => {
-            put("state", if is_error { "failed" } else { "completed" }.into());
             put("status", result.status.into());
             put("location", result.headers.text("location").into());
             put("answer_expires", until.into_iter().chain(recorded.expires_at).min().map_or(Value::Null, time));
             if with_answer {
                 put("answer", answer_of(&result));
             }
+            if is_error { "failed" } else { "completed" }
         }
         Err(why) => {
-            put("state", "answer_not_kept".into());
             if let Problem::NotKept { status, location, .. } = not_kept(recorded, why) {
                 put("status", status.into());
                 put("location", location.as_deref().into());
             }
+            "answer_not_kept"
         }
     }
 }

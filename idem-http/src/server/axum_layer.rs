@@ -18,7 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
     BoxError, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
@@ -38,7 +38,7 @@ use super::{
     problem::Problem,
     request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
-    run::{Again, Ended, Run, Runs},
+    run::{Ended, Run, Runs},
 };
 
 /// Protects the routes of an existing router. See [`Idempotency::layer`].
@@ -88,8 +88,23 @@ impl<S: Store> Idempotency<S> {
     /// # }
     /// ```
     ///
-    /// On the whole router (`.layer`, `.route_layer`) it protects the same, but a 405 costs a key, a claim and its rollback. A path without a
-    /// route claims nothing; a fallback that answers it with 2xx or 3xx is not protected, and gets a 500.
+    /// On the whole router (`.layer`, `.route_layer`) it protects the same, but axum wraps its own 405 too, which looks like any handler
+    /// to a layer: it costs a claim and its rollback. A 405 that is set after the layer stands outside of it, and costs none:
+    ///
+    /// ```
+    /// # use idem_http::{Idem, Idempotency, StepError, core::store::Store};
+    /// # async fn pay<S: Store>(idem: Idem<S>) -> Result<&'static str, StepError> { Ok("paid") }
+    /// # fn routes<S: Store>(idempotency: Idempotency<S>) -> axum::Router {
+    /// use axum::{Router, http::StatusCode, routing::post};
+    ///
+    /// Router::new()
+    ///     .route("/payments", post(pay::<S>))
+    ///     .layer(idempotency.layer())
+    ///     .method_not_allowed_fallback(async || StatusCode::METHOD_NOT_ALLOWED)
+    /// # }
+    /// ```
+    ///
+    /// A path without a route claims nothing; a fallback that answers it with 2xx or 3xx is not protected, and gets a 500.
     ///
     /// Layers that change the response's bytes, such as compression, belong outside of it, and so does authorisation: a
     /// repeat gets the first answer from this layer, and layers inside of it do not run again. A decision that depends on the
@@ -339,13 +354,13 @@ impl<S: Store> Idem<S> {
 #[error("{text}")]
 pub struct StepError {
     error: HandlerError,
-    again: Again,
+    problem: Problem,
     text: String,
 }
 
 /// Marks the response of a [`StepError`], for the layer around the handler.
-#[derive(Debug, Clone, Copy)]
-struct OfStep(Again);
+#[derive(Debug, Clone)]
+struct OfStep(Problem);
 
 impl StepError {
     fn of<S: Store>(error: HandlerError) -> Self {
@@ -353,8 +368,8 @@ impl StepError {
         let is_refused = error.downcast_ref::<PublishError>().is_some();
         let code = chain(error.inner()).find_map(S::code);
         let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
-        let again = if comes_again && !is_refused { Again::Maybe } else { Again::Never };
-        Self { text: describe::<S>(error.inner()), again, error }
+        let problem = if comes_again && !is_refused { Problem::FailedForNow } else { Problem::Failed };
+        Self { text: describe::<S>(error.inner()), problem, error }
     }
 
     /// The error below.
@@ -368,19 +383,24 @@ impl StepError {
 impl From<serde_json::Error> for StepError {
     fn from(error: serde_json::Error) -> Self {
         // Its own text may quote a value.
-        Self { text: "a value cannot be written as JSON, or read".to_owned(), again: Again::Never, error: error.into() }
+        Self {
+            text: "a value cannot be written as JSON, or read".to_owned(),
+            problem: Problem::Failed,
+            error: error.into(),
+        }
     }
 }
 
 impl IntoResponse for StepError {
     fn into_response(self) -> Response {
         tracing::warn!("a step of a request failed: {self}");
-        let mut response = match self.again {
-            Again::Maybe => (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))])
-                .into_response(),
-            Again::Never => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        // For layers between the handler and idem's, which answers with the problem.
+        let mut response = if matches!(self.problem, Problem::FailedForNow) {
+            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        } else {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
         };
-        response.extensions_mut().insert(OfStep(self.again));
+        response.extensions_mut().insert(OfStep(self.problem));
         response
     }
 }
@@ -429,7 +449,7 @@ where
         let last = Arc::<Last>::default();
         let work = self.work(shared, admitted, progress, &last);
         Box::pin(async move {
-            let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
+            let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Not(Problem::Overloaded)) };
             last.ended(shared.engine.run_message(admitted.message(), work).await)
         })
     }
@@ -474,14 +494,14 @@ impl<T> OfLayer<T> {
                 };
                 let response = match both(handled, steps_of(to_do, tx)).await {
                     Ok(response) => response,
-                    Err(what) => return last.roll_back(Ended::Unfit(what)),
+                    Err(what) => return last.roll_back(Ended::Not(Problem::ResponseRefused(what))),
                 };
-                if let Some(OfStep(again)) = response.extensions().get() {
-                    return last.roll_back(Ended::Failed(*again));
+                if let Some(OfStep(problem)) = response.extensions().get() {
+                    return last.roll_back(Ended::Not(problem.clone()));
                 }
                 match treated(response, &slot, &shared) {
                     Some(answered) => last.judge(answered, &shared, response_bytes_max),
-                    None => last.roll_back(Ended::Unprotected),
+                    None => last.roll_back(Ended::Not(Problem::Unprotected)),
                 }
             })
         }

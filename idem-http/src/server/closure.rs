@@ -18,6 +18,7 @@ use super::{
     flight::Progress,
     gates::Admitted,
     made::Last,
+    problem::Problem,
     route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
     sharing::{REQUESTS_MAX, Sharing},
@@ -180,7 +181,9 @@ where
                 None => {
                     // The shared run kept nothing, or its outcome is unknown: this run finds out.
                     last.take();
-                    let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
+                    let Some(_connection) = admitted.in_hand.run().await else {
+                        return Ok(Ended::Not(Problem::Overloaded));
+                    };
                     shared.engine.run_message(admitted.message(), move |tx| work(tx)).await
                 }
             };

@@ -3,39 +3,37 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use http::StatusCode;
 #[cfg(feature = "axum")]
 use idem_core::telemetry::HTTP_UNTAKEN;
 use idem_core::{
     store::Store,
     telemetry::{
-        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_REQUESTS, HTTP_TIME, HTTP_WAITING, HTTP_WAITING_MAX, Metric, OUTCOME,
-        PLACE, ROUTE,
+        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_QUESTION_TIME, HTTP_QUESTIONS, HTTP_REQUESTS, HTTP_TIME, HTTP_WAITING,
+        HTTP_WAITING_MAX, Metric, PLACE, ROUTE,
     },
 };
-use metrics::{Counter, Gauge, Histogram};
-use tokio::time::Instant;
-use tracing::Span;
+use metrics::{Counter, Gauge, Label};
 
 use super::Idempotency;
+use crate::outcomes::{GONE, Outcomes};
 
 /// A request that ran here.
 pub(crate) const FIRST: &str = "first";
 /// A request that got the first one's answer.
 pub(crate) const REPLAYED: &str = "replayed";
-/// A request whose client went away before there was an answer.
-const GONE: &str = "client-gone";
 
 /// The counts of a service.
 pub(crate) struct Counts {
     consumer: String,
     routes: RwLock<BTreeMap<String, Arc<OfRoute>>>,
+    /// Questions about keys.
+    pub(crate) questions: Outcomes,
     /// Repeats that wait for a request of this process.
     pub(crate) in_memory: Waiting,
     /// Repeats that wait for a request of another process, with those that wait for their turn to do so.
@@ -46,15 +44,21 @@ pub(crate) struct Counts {
     pub(crate) untaken: Counter,
 }
 
-#[derive(Default)]
 struct OfRoute {
     first: AtomicU64,
     replayed: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
     gone: AtomicU64,
-    /// By outcome. There are some twenty at most.
-    handles: Mutex<Vec<(&'static str, Counter, Histogram)>>,
+    outcomes: Outcomes,
+}
+
+impl OfRoute {
+    fn new(consumer: &str, route: &str) -> Self {
+        let [first, replayed, refused, failed, gone] = Default::default();
+        let labels = vec![Label::new(CONSUMER, consumer.to_owned()), Label::new(ROUTE, route.to_owned())];
+        Self { first, replayed, refused, failed, gone, outcomes: Outcomes::new((HTTP_REQUESTS, HTTP_TIME), labels) }
+    }
 }
 
 impl Counts {
@@ -65,6 +69,10 @@ impl Counts {
         metrics::gauge!(HTTP_WAITING_MAX.name, CONSUMER => consumer.to_owned()).set(at_database_max as f64);
         Self {
             routes: RwLock::default(),
+            questions: Outcomes::new(
+                (HTTP_QUESTIONS, HTTP_QUESTION_TIME),
+                vec![Label::new(CONSUMER, consumer.to_owned())],
+            ),
             in_memory: Waiting::new(consumer, "memory"),
             at_database: Waiting::new(consumer, "database"),
             at_database_max,
@@ -75,12 +83,8 @@ impl Counts {
         }
     }
 
-    /// A request to this route is there.
-    pub(crate) fn begin<'c>(&'c self, route: &'c str, span: &'c Span) -> Counting<'c> {
-        Counting { counts: self, route, span, begun: Instant::now(), answered: None }
-    }
-
-    fn count(&self, route: &str, outcome: &'static str, is_failure: bool, took: Duration) {
+    /// Counts the end of a request to this route.
+    pub(crate) fn count(&self, route: &str, outcome: &'static str, is_failure: bool, took: Duration) {
         let of = self.of(route);
         let counter = match outcome {
             FIRST => &of.first,
@@ -90,60 +94,15 @@ impl Counts {
             _ => &of.refused,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let mut handles = of.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = handles.iter().position(|(known, ..)| *known == outcome).unwrap_or_else(|| {
-            let consumer = || self.consumer.clone();
-            let counter = metrics::counter!(
-                HTTP_REQUESTS.name, CONSUMER => consumer(), ROUTE => route.to_owned(), OUTCOME => outcome
-            );
-            let time = metrics::histogram!(
-                HTTP_TIME.name, CONSUMER => consumer(), ROUTE => route.to_owned(), OUTCOME => outcome
-            );
-            handles.push((outcome, counter, time));
-            handles.len() - 1
-        });
-        let (_, requests, time) = &handles[place];
-        requests.increment(1);
-        time.record(took);
+        of.outcomes.count(outcome, took);
     }
 
     fn of(&self, route: &str) -> Arc<OfRoute> {
         if let Some(of) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(route) {
             return Arc::clone(of);
         }
-        Arc::clone(self.routes.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default())
-    }
-}
-
-/// A request that is counted once it ends, whether by its answer or because its client goes away.
-pub(crate) struct Counting<'c> {
-    counts: &'c Counts,
-    route: &'c str,
-    span: &'c Span,
-    begun: Instant,
-    answered: Option<(&'static str, StatusCode)>,
-}
-
-impl Counting<'_> {
-    /// Notes its answer.
-    pub(crate) fn answered(mut self, outcome: &'static str, status: StatusCode) {
-        self.answered = Some((outcome, status));
-    }
-}
-
-impl Drop for Counting<'_> {
-    fn drop(&mut self) {
-        let (outcome, status) = self.answered.map_or((GONE, None), |(outcome, status)| (outcome, Some(status)));
-        let is_failure = status.is_some_and(|status| status.is_server_error());
-        self.counts.count(self.route, outcome, is_failure, self.begun.elapsed());
-        self.span.record("idem.outcome", outcome);
-        if let Some(status) = status {
-            self.span.record("http.response.status_code", status.as_u16());
-        }
-        if is_failure {
-            self.span.record("error.type", outcome);
-            self.span.record("otel.status_code", "ERROR");
-        }
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(routes.entry(route.to_owned()).or_insert_with(|| Arc::new(OfRoute::new(&self.consumer, route))))
     }
 }
 

@@ -9,6 +9,7 @@ use idem_core::{HandlerError, Ran, ResultBody, RunOnceError, WorkError, store::S
 use super::{
     Shared, answer,
     error::{self, HttpError, Judged},
+    problem::Problem,
     run::Ended,
 };
 
@@ -49,7 +50,7 @@ impl Last {
                 (Made::Own(response), Err(WorkError::final_result(kept)))
             }
             Judged::Drop(response) => return self.roll_back(Ended::Dropped(response)),
-            Judged::Unfit(what) => return self.roll_back(Ended::Unfit(what)),
+            Judged::Unfit(what) => return self.roll_back(Ended::Not(Problem::ResponseRefused(what))),
             Judged::Fail(error) => (Made::Nothing, Err(WorkError::failed(error))),
         };
         self.set(made);

@@ -1,6 +1,6 @@
 //! The answers to requests that did not run: problems of RFC 9457, with their texts in each profile.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -74,49 +74,115 @@ pub(crate) enum Problem {
     NotFound,
 }
 
-/// One row of the table: status, the last part of the type's URI, title.
-type Row = (StatusCode, &'static str, &'static str);
+/// The facts of one kind of problem.
+struct Row {
+    status: StatusCode,
+    /// The last part of the type's URI, which is also the name in metrics.
+    slug: &'static str,
+    title: &'static str,
+    /// Whether the same request may get another answer later.
+    comes_again: bool,
+    /// The code and the reason of the platform rules, if they have one.
+    guardia: Option<(&'static str, &'static str)>,
+    /// The type and the code that Stripe's libraries read.
+    stripe: (&'static str, Option<&'static str>),
+}
+
+impl Row {
+    const fn new(status: StatusCode, slug: &'static str, title: &'static str) -> Self {
+        Self { status, slug, title, comes_again: false, guardia: None, stripe: ("invalid_request_error", None) }
+    }
+
+    /// The handler or the service is at fault, and another try would fail too.
+    const fn failed(slug: &'static str, title: &'static str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, slug, title).stripe("api_error", None)
+    }
+
+    /// Another try may go better.
+    const fn not_now(slug: &'static str, title: &'static str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, slug, title).comes_again().stripe("api_error", None)
+    }
+
+    const fn comes_again(self) -> Self {
+        Self { comes_again: true, ..self }
+    }
+
+    const fn guardia(self, code: &'static str, reason: &'static str) -> Self {
+        Self { guardia: Some((code, reason)), ..self }
+    }
+
+    const fn stripe(self, kind: &'static str, code: Option<&'static str>) -> Self {
+        Self { stripe: (kind, code), ..self }
+    }
+}
+
+const HEADER: &str = "ERR400_MISSING_OR_MALFORMED_HEADER";
+const CONFLICT: &str = "ERR409_SERVER_STATE_CONFLICT";
 
 impl Problem {
     fn row(&self, profile: &Profile) -> Row {
         match self {
-            Self::KeyMissing => (StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing"),
-            Self::KeyMalformed(_) => (StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed"),
+            Self::KeyMissing => Row::new(StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing")
+                .guardia(HEADER, "IDEMPOTENCY_KEY_REQUIRED"),
+            Self::KeyMalformed(_) => Row::new(StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed")
+                .guardia(HEADER, "IDEMPOTENCY_KEY_REQUIRED")
+                .stripe("idempotency_error", None),
             Self::Unauthenticated => {
-                (StatusCode::UNAUTHORIZED, "unauthenticated", "Who sends the request is not known")
+                Row::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Who sends the request is not known")
             }
             Self::HeadersTooLarge => {
-                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers-too-large", "The headers are too large")
+                let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+                Row::new(status, "headers-too-large", "The headers are too large")
             }
-            Self::TooManyRequests => (StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too many requests at once"),
-            Self::BodyLate => (StatusCode::REQUEST_TIMEOUT, "body-late", "The body did not come in time"),
-            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
-            Self::BodyUnreadable => (StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read"),
-            Self::BodyMalformed(_) => (StatusCode::BAD_REQUEST, "body-malformed", "The body is malformed"),
+            Self::TooManyRequests => {
+                Row::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too many requests at once")
+                    .comes_again()
+                    .stripe("invalid_request_error", Some("rate_limit"))
+            }
+            Self::BodyLate => {
+                Row::new(StatusCode::REQUEST_TIMEOUT, "body-late", "The body did not come in time").comes_again()
+            }
+            Self::BodyTooLarge { .. } => {
+                Row::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large")
+            }
+            Self::BodyUnreadable => Row::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read"),
+            Self::BodyMalformed(_) => Row::new(StatusCode::BAD_REQUEST, "body-malformed", "The body is malformed"),
             Self::Encoding => {
-                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoding-unsupported", "The body's coding is not supported")
+                let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                Row::new(status, "encoding-unsupported", "The body's coding is not supported")
             }
             Self::Multipart => {
-                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "multipart-unsupported", "The body's type is not supported")
+                let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                Row::new(status, "multipart-unsupported", "The body's type is not supported")
             }
-            Self::Digest(_) => (StatusCode::BAD_REQUEST, "digest-mismatch", "The digest does not fit the content"),
-            Self::Differs(_) => (profile.differs, "key-reused", "Idempotency-Key was used for another request"),
-            Self::OtherSubject => (StatusCode::FORBIDDEN, "other-subject", "The answer is for somebody else"),
+            Self::Digest(_) => {
+                Row::new(StatusCode::BAD_REQUEST, "digest-mismatch", "The digest does not fit the content")
+            }
+            Self::Differs(_) => Row::new(profile.differs, "key-reused", "Idempotency-Key was used for another request")
+                .guardia(CONFLICT, "CONFLICTING_IDEMPOTENT_REQUEST")
+                .stripe("idempotency_error", None),
+            Self::OtherSubject => Row::new(StatusCode::FORBIDDEN, "other-subject", "The answer is another subject's"),
             Self::InProgress => {
-                (StatusCode::CONFLICT, "in-progress", "A request with this Idempotency-Key is in progress")
+                Row::new(StatusCode::CONFLICT, "in-progress", "A request with this Idempotency-Key is in progress")
+                    .comes_again()
+                    .guardia(CONFLICT, "IDEMPOTENCY_IN_PROGRESS")
+                    .stripe("idempotency_error", Some("idempotency_key_in_use"))
             }
             Self::NotKept { .. } => {
-                (StatusCode::CONFLICT, "answer-not-kept", "The request was done before, and its answer is gone")
+                let title = "The request was done before, and its answer is gone";
+                Row::new(StatusCode::CONFLICT, "answer-not-kept", title)
+                    .guardia(CONFLICT, "IDEMPOTENT_ANSWER_NOT_KEPT")
+                    .stripe("idempotency_error", None)
             }
-            Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "The request failed"),
-            Self::FailedForNow => (StatusCode::SERVICE_UNAVAILABLE, "failed-for-now", "The request failed for now"),
-            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The service is not available"),
-            Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The service has too much to do"),
-            Self::ResponseRefused(_) => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "response-refused", "The response cannot be kept")
+            Self::Failed => Row::failed("failed", "The request failed"),
+            Self::FailedForNow => Row::not_now("failed-for-now", "The request failed for now"),
+            Self::Unavailable => Row::not_now("unavailable", "The service is not available"),
+            Self::Overloaded => Row::not_now("overloaded", "The service has too much to do"),
+            Self::ResponseRefused(_) => Row::failed("response-refused", "The response cannot be kept"),
+            Self::Unprotected => Row::failed("unprotected", "The operation is not protected"),
+            Self::NotFound => {
+                Row::new(StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key")
             }
-            Self::Unprotected => (StatusCode::INTERNAL_SERVER_ERROR, "unprotected", "The operation is not protected"),
-            Self::NotFound => (StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key"),
         }
     }
 
@@ -128,7 +194,7 @@ impl Problem {
                     .to_owned()
             }
             Self::KeyMalformed(what) => format!("Idempotency-Key cannot be used: {what}."),
-            Self::Unauthenticated => "The request names nobody, or nobody that is known here.".to_owned(),
+            Self::Unauthenticated => "The request names no caller that is known here.".to_owned(),
             Self::HeadersTooLarge => "Send fewer or shorter headers.".to_owned(),
             Self::TooManyRequests => "Wait for some of your requests to end, and send this one again.".to_owned(),
             Self::BodyLate => "Send the request again with the same key.".to_owned(),
@@ -147,7 +213,7 @@ impl Problem {
                 ),
                 None => "The key was used before for another request. Use a new key for a new request.".to_owned(),
             },
-            Self::OtherSubject => "The key was used before by somebody else.".to_owned(),
+            Self::OtherSubject => "The key was used before by another subject.".to_owned(),
             Self::InProgress => {
                 "The first request with this key has not ended yet. Send it again with the same key.".to_owned()
             }
@@ -171,63 +237,14 @@ impl Problem {
         }
     }
 
-    /// When the client may try again, if that helps. Never if the same request would get the same answer.
-    fn retry_after(&self, profile: &Profile) -> Option<Duration> {
-        match self {
-            Self::InProgress
-            | Self::TooManyRequests
-            | Self::BodyLate
-            | Self::FailedForNow
-            | Self::Unavailable
-            | Self::Overloaded => Some(profile.retry_after),
-            Self::KeyMissing
-            | Self::KeyMalformed(_)
-            | Self::Unauthenticated
-            | Self::HeadersTooLarge
-            | Self::BodyTooLarge { .. }
-            | Self::BodyUnreadable
-            | Self::BodyMalformed(_)
-            | Self::Encoding
-            | Self::Multipart
-            | Self::Digest(_)
-            | Self::Differs(_)
-            | Self::OtherSubject
-            | Self::NotKept { .. }
-            | Self::Failed
-            | Self::ResponseRefused(_)
-            | Self::Unprotected
-            | Self::NotFound => None,
+    /// The line for the service's log, where the problem is a bug of a handler's.
+    pub(crate) fn bug(&self) -> Option<String> {
+        if let Self::ResponseRefused(what) = self {
+            return Some(format!("the response of a handler cannot be kept, so its effects were rolled back: {what}"));
         }
-    }
-
-    /// The code and the reason of the platform rules, if they have one.
-    fn code(&self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Self::KeyMissing | Self::KeyMalformed(_) => {
-                Some(("ERR400_MISSING_OR_MALFORMED_HEADER", "IDEMPOTENCY_KEY_REQUIRED"))
-            }
-            Self::Differs(_) => Some(("ERR409_SERVER_STATE_CONFLICT", "CONFLICTING_IDEMPOTENT_REQUEST")),
-            Self::InProgress => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENCY_IN_PROGRESS")),
-            Self::NotKept { .. } => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENT_ANSWER_NOT_KEPT")),
-            Self::Unauthenticated
-            | Self::HeadersTooLarge
-            | Self::TooManyRequests
-            | Self::BodyLate
-            | Self::BodyTooLarge { .. }
-            | Self::BodyUnreadable
-            | Self::BodyMalformed(_)
-            | Self::Encoding
-            | Self::Multipart
-            | Self::Digest(_)
-            | Self::OtherSubject
-            | Self::Failed
-            | Self::FailedForNow
-            | Self::Unavailable
-            | Self::Overloaded
-            | Self::ResponseRefused(_)
-            | Self::Unprotected
-            | Self::NotFound => None,
-        }
+        let text = "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
+                    leave the layer off its route";
+        matches!(self, Self::Unprotected).then(|| text.to_owned())
     }
 
     /// The state of the key, in the words of the answers about keys.
@@ -241,30 +258,30 @@ impl Problem {
 
     /// The last part of the type's URI, which is also the name in metrics.
     pub(crate) fn slug(&self, profile: &Profile) -> &'static str {
-        self.row(profile).1
+        self.row(profile).slug
     }
 
     /// The response, with the texts of this profile.
     pub(crate) fn response(&self, profile: &Profile, types: &str) -> Response<Bytes> {
-        let (status, slug, title) = self.row(profile);
-        let uri = format!("{types}{slug}");
+        let row = self.row(profile);
+        let uri = format!("{types}{}", row.slug);
         let body = match profile.words {
-            Words::Stripe => self.stripe(),
-            Words::Ietf | Words::Guardia => self.problem(profile, &uri),
+            Words::Stripe => self.stripe(&row),
+            Words::Ietf | Words::Guardia => self.problem(&row, profile, &uri),
         };
         let mut response = Response::new(Bytes::from(body.to_string()));
-        *response.status_mut() = status;
+        *response.status_mut() = row.status;
         let content_type = match profile.words {
             Words::Stripe => "application/json",
             Words::Ietf | Words::Guardia => "application/problem+json",
         };
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"; title=\"{title}\"")) {
+        if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"; title=\"{}\"", row.title)) {
             headers.insert(header::LINK, link);
         }
-        if let Some(after) = self.retry_after(profile) {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        if row.comes_again {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(profile.retry_after.as_secs().max(1)));
         }
         if matches!(self, Self::Encoding) {
             // RFC 9110, 15.5.16: which codings would have been accepted.
@@ -281,14 +298,13 @@ impl Problem {
         response
     }
 
-    fn problem(&self, profile: &Profile, uri: &str) -> Value {
-        let (status, _, title) = self.row(profile);
+    fn problem(&self, row: &Row, profile: &Profile, uri: &str) -> Value {
         let mut body = Map::new();
         body.insert("type".to_owned(), uri.into());
-        body.insert("title".to_owned(), title.into());
-        body.insert("status".to_owned(), status.as_u16().into());
+        body.insert("title".to_owned(), row.title.into());
+        body.insert("status".to_owned(), row.status.as_u16().into());
         body.insert("detail".to_owned(), self.detail().into());
-        if let (Words::Guardia, Some((code, reason))) = (profile.words, self.code()) {
+        if let (Words::Guardia, Some((code, reason))) = (profile.words, row.guardia) {
             body.insert("code".to_owned(), code.into());
             body.insert("reason".to_owned(), reason.into());
         }
@@ -307,30 +323,8 @@ impl Problem {
     }
 
     /// The form that Stripe's libraries read.
-    fn stripe(&self) -> Value {
-        let (kind, code) = match self {
-            Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
-            Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
-            Self::Failed
-            | Self::FailedForNow
-            | Self::Unavailable
-            | Self::Overloaded
-            | Self::ResponseRefused(_)
-            | Self::Unprotected => ("api_error", None),
-            Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
-            Self::KeyMissing
-            | Self::Unauthenticated
-            | Self::HeadersTooLarge
-            | Self::BodyLate
-            | Self::BodyTooLarge { .. }
-            | Self::BodyUnreadable
-            | Self::BodyMalformed(_)
-            | Self::Encoding
-            | Self::Multipart
-            | Self::Digest(_)
-            | Self::OtherSubject
-            | Self::NotFound => ("invalid_request_error", None),
-        };
+    fn stripe(&self, row: &Row) -> Value {
+        let (kind, code) = row.stripe;
         let mut error = json!({ "type": kind, "message": self.detail() });
         if let (Some(code), Some(error)) = (code, error.as_object_mut()) {
             error.insert("code".to_owned(), code.into());
@@ -340,5 +334,58 @@ impl Problem {
             body.insert("state".to_owned(), state.into());
         }
         body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::UNIX_EPOCH};
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../docs/http-problems.md");
+
+    /// W97: the page of problems has each of them, with its status in each profile, and with `Retry-After` where it has that.
+    #[test]
+    fn w97_the_page_has_every_problem() {
+        let all = [
+            Problem::KeyMissing,
+            Problem::KeyMalformed(""),
+            Problem::Unauthenticated,
+            Problem::HeadersTooLarge,
+            Problem::TooManyRequests,
+            Problem::BodyLate,
+            Problem::BodyTooLarge { max: 1 },
+            Problem::BodyUnreadable,
+            Problem::BodyMalformed(String::new()),
+            Problem::Encoding,
+            Problem::Multipart,
+            Problem::Digest(String::new()),
+            Problem::Differs(None),
+            Problem::OtherSubject,
+            Problem::InProgress,
+            Problem::NotKept { status: None, location: None, processed_at: UNIX_EPOCH },
+            Problem::Failed,
+            Problem::FailedForNow,
+            Problem::Unavailable,
+            Problem::Overloaded,
+            Problem::ResponseRefused(""),
+            Problem::Unprotected,
+            Problem::NotFound,
+        ];
+        let sections = PAGE.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));
+        let mut page: BTreeMap<&str, &str> = sections.collect();
+        let profiles = [Profile::ietf(), Profile::guardia(), Profile::stripe()];
+        for problem in all {
+            let Row { slug, comes_again, .. } = problem.row(&profiles[0]);
+            let first = page.remove(slug).unwrap_or_else(|| panic!("{slug} is not there")).trim_start();
+            let first = first.split(". ").next().unwrap_or_default();
+            for profile in &profiles {
+                let status = problem.row(profile).status;
+                assert!(first.contains(status.as_str()), "{slug} is {status} in {}: {first}", profile.name());
+            }
+            assert_eq!(first.contains(", with `Retry-After`"), comes_again, "{slug}: {first}");
+        }
+        assert!(page.is_empty(), "no such problems: {page:?}");
     }
 }

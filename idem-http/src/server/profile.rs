@@ -6,6 +6,8 @@ use http::StatusCode;
 use idem_core::{KeyPolicy, Retention};
 
 const HOUR: Duration = Duration::from_secs(3_600);
+/// The part of a profile's day that is the cleanup's.
+pub(crate) const OF_CLEANUP: Duration = HOUR;
 
 /// The specification whose texts problems use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Profile {
     }
 
     /// The platform rules of Guardia: its codes and reasons, 409 for another request, keys that are UUIDs and are kept for 23
-    /// hours (2 to 23 are allowed, so that a cleanup each hour removes them within 24), `Last-Modified` on replays. A repeat waits for 2 seconds for the first request to end.
+    /// hours (2 to 23 are allowed, so that a cleanup each half hour removes them within 24), `Last-Modified` on replays. A repeat waits for 2 seconds for the first request to end.
     #[must_use]
     pub fn guardia() -> Self {
         Self {
@@ -60,8 +62,7 @@ impl Profile {
             differs: StatusCode::CONFLICT,
             wait: Duration::from_secs(2),
             keys_for: Retention::For(HOUR * 23),
-            // The next cleanup, within an hour, removes expired keys.
-            keys_within: Some((HOUR * 2, HOUR * 23)),
+            keys_within: Some((HOUR * 2, HOUR * 24 - OF_CLEANUP)),
             key_policy: KeyPolicy::Uuid,
             last_modified: true,
             ..Self::ietf()

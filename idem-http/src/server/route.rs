@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::{builder::Limits, fingerprint::Fingerprint};
+use crate::outcomes::is_known;
 
 /// A route's name.
 #[derive(Debug)]
@@ -24,16 +25,6 @@ impl RouteName {
     pub(crate) fn label(&self) -> &str {
         if self.is_bounded { &self.scope } else { "other" }
     }
-}
-
-/// A method in OpenTelemetry's words, of which there are few.
-pub(crate) fn method(method: &Method) -> &str {
-    if is_known(method) { method.as_str() } else { "_OTHER" }
-}
-
-fn is_known(method: &Method) -> bool {
-    [Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::GET, Method::HEAD, Method::OPTIONS]
-        .contains(method)
 }
 
 /// The settings of a route.

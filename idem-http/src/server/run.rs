@@ -23,8 +23,9 @@ use super::{
     flight::{Boarded, Flight, Landed, Progress, Stage},
     gates::{self, Admitted},
     problem::{Part, Problem},
-    route::{self, RouteName, RouteSettings},
+    route::{RouteName, RouteSettings},
 };
+use crate::outcomes;
 
 /// How a run ended.
 pub(crate) enum Ended {
@@ -32,24 +33,8 @@ pub(crate) enum Ended {
     Done(Ran, Option<Response<Bytes>>),
     /// Nothing is kept, and this is the answer.
     Dropped(Response<Bytes>),
-    /// Nothing was done, because no connection was free in time.
-    Late,
-    /// Nothing is kept, because the response cannot be kept.
-    Unfit(&'static str),
-    /// Nothing is kept, because the handler did not take its transaction.
-    #[cfg(feature = "axum")]
-    Unprotected,
-    /// Nothing is kept, because a step failed or the handler did not end in time; with whether another try may succeed.
-    #[cfg(feature = "axum")]
-    Failed(Again),
-}
-
-/// Whether another try may succeed.
-#[cfg(feature = "axum")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Again {
-    Maybe,
-    Never,
+    /// Nothing is kept, and this is why.
+    Not(Problem),
 }
 
 pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError>> + Send + 'a>>;
@@ -72,9 +57,9 @@ pub(crate) trait Runs<S: Store>: Send + 'static {
 }
 
 /// An answer, and how its request ended, for metrics.
-struct Answered {
-    response: Response<Bytes>,
-    outcome: &'static str,
+pub(crate) struct Answered {
+    pub(crate) response: Response<Bytes>,
+    pub(crate) outcome: &'static str,
 }
 
 /// The pause before another claim of a key that another process holds.
@@ -97,8 +82,10 @@ impl<S: Store> Shared<S> {
         let received = gates::received_key(request.headers());
         let method = request.method().clone();
         let trace = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
-        let span = telemetry::request(self.engine.name(), route::method(request.method()), route.label(), trace);
-        let counting = self.counts.begin(route.label(), &span);
+        let span = telemetry::request(self.engine.name(), outcomes::method(request.method()), route.label(), trace);
+        let counting = outcomes::begin(&span, |outcome, is_failure, took| {
+            self.counts.count(route.label(), outcome, is_failure, took);
+        });
         let answered = async {
             let admitted = self.admit(request, &route.scope, settings).await?;
             Span::current().record("idem.key", field::display(&admitted.key));
@@ -111,7 +98,7 @@ impl<S: Store> Shared<S> {
         response
     }
 
-    fn problem(&self, problem: &Problem) -> Answered {
+    pub(crate) fn problem(&self, problem: &Problem) -> Answered {
         let response = problem.response(&self.profile, &self.problem_types);
         Answered { response, outcome: problem.slug(&self.profile) }
     }
@@ -189,27 +176,13 @@ impl<S: Store> Shared<S> {
                 }
                 return Ok(Answered { response, outcome });
             }
-            Ok(Ended::Late) => return Err(Problem::Overloaded),
-            Ok(Ended::Unfit(what)) => {
-                tracing::error!(
-                    { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
-                    "the response of a handler cannot be kept, so its effects were rolled back: {what}"
-                );
-                return Err(Problem::ResponseRefused(what));
+            Ok(Ended::Not(problem)) => {
+                if let Some(bug) = problem.bug() {
+                    let (consumer, path) = (self.engine.name(), admitted.parts.uri.path());
+                    tracing::error!({ idem.consumer = %consumer, url.path = path }, "{bug}");
+                }
+                return Err(problem);
             }
-            #[cfg(feature = "axum")]
-            Ok(Ended::Unprotected) => {
-                tracing::error!(
-                    { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
-                    "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
-                     leave the layer off its route"
-                );
-                return Err(Problem::Unprotected);
-            }
-            #[cfg(feature = "axum")]
-            Ok(Ended::Failed(Again::Maybe)) => return Err(Problem::FailedForNow),
-            #[cfg(feature = "axum")]
-            Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
         Ok(self.done(admitted, flight, ran, own, known_until).await)
@@ -263,7 +236,9 @@ impl<S: Store> Shared<S> {
         loop {
             // Where the key was seen here before, the engine looks by itself.
             if std::mem::take(&mut is_again) {
-                let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Late) };
+                let Some(_connection) = admitted.in_hand.run().await else {
+                    return Ok(Ended::Not(Problem::Overloaded));
+                };
                 if let Some(ran) = self.engine.known(admitted.message()).await? {
                     return Ok(Ended::Done(ran, None));
                 }

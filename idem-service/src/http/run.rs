@@ -1,12 +1,12 @@
 //! From the command line to the exit status.
 
-use std::{ffi::OsString, future::Future, sync::Arc};
+use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use clap::{Args as _, Command, FromArgMatches as _};
-use idem_core::{BoxError, Cleanup, CleanupSettings, Relay, Store};
+use idem_core::{BoxError, Cleanup, Relay, Store};
 use tokio::net::TcpListener;
 
-use super::{Api, HttpService, Opened, Parts, flags::HttpFlags, server};
+use super::{Api, HttpService, Opened, Parts, flags::HttpFlags, overdue, server};
 use crate::{
     admin,
     beside::Beside,
@@ -118,8 +118,8 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     let opened = Opened::new((name, version), Arc::clone(&store), &flags, &parts.beside.destinations, api.idempotency);
     let opened = opened.map_err(Failure::refused)?;
     let relay = relay_of(&store, &flags, parts.beside).map_err(|error| Failure::refused(texts(&error)))?;
-    let cleanup = flags.cleanup.settings().map(|settings| cleanup_of(&store, settings)).transpose()?;
     let idempotency = opened.idempotency.clone();
+    let cleanup = cleanup_of(&store, &flags, idempotency.cleanup_lag_max())?;
     let routes = (api.routes)(opened).map_err(|error| Failure::refused(texts(&error)))?;
     let prepare = async || {
         D::prepare(&store, flags.for_database(name), api.tables).await?;
@@ -135,6 +135,8 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     if let Some(cleanup) = cleanup {
         status.supervise("cleanup", cleanup.run(status.stop.clone().cancelled_owned()));
     }
+    let stop = status.stop.clone().cancelled_owned();
+    status.supervise("cleanup lag", overdue::measure(store.cleaner(), name, idempotency.cleanup_lag_max(), stop));
     let relaying = relay.map(|relay| {
         status.relaying(relay.view());
         tokio::spawn(relay.run(status.stop.clone().cancelled_owned()))
@@ -159,9 +161,25 @@ fn with_host(address: &str) -> String {
     if address.contains(':') { address.to_owned() } else { format!("127.0.0.1:{address}") }
 }
 
-fn cleanup_of<S: Store>(store: &Arc<S>, settings: CleanupSettings) -> Result<Cleanup, Failure> {
+/// The cleanup of this process; `None` where it is off, which is right where another process cleans.
+fn cleanup_of<S: Store>(
+    store: &Arc<S>,
+    flags: &HttpFlags,
+    lag_max: Option<Duration>,
+) -> Result<Option<Cleanup>, Failure> {
+    let (Some(every), Some(settings)) = (flags.cleanup.every(), flags.cleanup.settings()) else {
+        if let Some(most) = lag_max {
+            tracing::warn!(
+                "--cleanup-every is off: with this profile another process has to remove expired records within {}s, as they are to \
+                 be gone within 24 hours; idem_cleanup_lag_seconds says whether one does",
+                most.as_secs()
+            );
+        }
+        return Ok(None);
+    };
+    let settings = overdue::in_time(settings, every, lag_max).map_err(Failure::refused)?;
     let refused = |error| Failure::refused(crate::settings::refused(&error));
-    Cleanup::new(store.cleaner(), settings).map_err(refused)
+    Cleanup::new(store.cleaner(), settings).map(Some).map_err(refused)
 }
 
 /// The relay of events to their destinations; none if requests publish none, or another process relays

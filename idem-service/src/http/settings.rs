@@ -1,6 +1,6 @@
 //! Applies the settings to the engine's builder.
 
-use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use idem_core::{Destination, Store};
 use idem_http::{HashSecret, Idempotency, IdempotencyBuilder, Profile};
@@ -43,7 +43,6 @@ impl<S: Store> Opened<S> {
         destinations: &[Destination],
         set: Set<S>,
     ) -> Result<Self, String> {
-        check_cleanup(flags)?;
         let mut builder = Idempotency::builder_shared(Arc::clone(&store), name)
             .profile(match flags.profile {
                 ProfileFlag::Ietf => Profile::ietf(),
@@ -90,27 +89,6 @@ impl<S: Store> Opened<S> {
             );
         }
         Ok(Self { idempotency, store, database_url: flags.common.database_url.as_str().into() })
-    }
-}
-
-/// Guardia's records are to be gone within 24 hours, of which the keys have 23.
-fn check_cleanup(flags: &HttpFlags) -> Result<(), String> {
-    if flags.profile != ProfileFlag::Guardia {
-        return Ok(());
-    }
-    match flags.cleanup.every() {
-        Some(every) if every > Duration::from_secs(3_600) => {
-            let rule = "with --profile guardia it is 1h at most, as its records are to be gone within 24 hours";
-            Err(format!("--cleanup-every is {}s, but {rule}", every.as_secs()))
-        }
-        Some(_) => Ok(()),
-        None => {
-            tracing::warn!(
-                "--cleanup-every is off: with --profile guardia another process has to remove expired records each hour, as they \
-                 are to be gone within 24 hours"
-            );
-            Ok(())
-        }
     }
 }
 

@@ -1,10 +1,13 @@
-//! The commands of the README, in their order, in one shell.
+//! The commands of the README and of the guide, in their order, in one shell.
 
 use std::process::Stdio;
 
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
 use super::{
+    client::Request,
     collections::read,
-    fixture::{Fixture, PROGRAM},
+    fixture::{Books, Fixture, PROGRAM, until},
 };
 
 fn blocks(text: &str, kind: &str) -> String {
@@ -37,10 +40,51 @@ async fn w69_the_readme_works_from_its_first_command_to_its_last() {
     let output = shell.output().await.expect("a shell");
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}:\n{printed}", output.status);
-    let mut rest = &*printed;
+    check(&printed, &outputs);
+    fixture.remove().await;
+}
+
+/// That each of these lines was printed, in their order.
+fn check(printed: &str, outputs: &str) {
+    let mut rest = printed;
     for wanted in outputs.lines().filter(|line| !line.is_empty()) {
         let at = rest.find(wanted).unwrap_or_else(|| panic!("not printed, or not in this order: {wanted}\n{printed}"));
         rest = &rest[at + wanted.len()..];
     }
+}
+
+/// W98: a client whose answer is lost asks about its key, waits for the end, and gets the answer that its request had, by the commands of
+/// the guide.
+#[tokio::test(flavor = "multi_thread")]
+async fn w98_a_client_that_lost_its_answer_asks_for_it() {
+    let page = read("../../docs/guide/http.md");
+    let page = page.split("\n## Asking about a key\n").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let page = page.expect("its part of the guide");
+    let fixture = Fixture::new("http").await;
+    let api = fixture.start(&[]).await;
+    assert_eq!(Request::pay("order-1", "00001", 23).answer(&api.address).await.status, 201);
+    let held = fixture.hold_balances().await;
+    let script = blocks(page, "sh").replace("127.0.0.1:8080", &api.address);
+    let mut shell = tokio::process::Command::new("timeout");
+    shell.args(["120", "bash", "-c"]).arg(format!("exec 2>&1; set -euo pipefail\n{script}")).stdin(Stdio::null());
+    let mut shell = shell.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("a shell");
+    let mut lines = BufReader::new(shell.stdout.take().expect("its output")).lines();
+    let mut printed = lines.next_line().await.expect("a line").expect("a line");
+    assert_eq!(printed, "no answer");
+    until("a run that goes on without its client", async || fixture.waits().await == 1).await;
+    // The question may be there by now, or come once the request has ended: the answer is the same. W21 has the wait itself.
+    held.close().await.expect("the balances are free");
+    while let Some(line) = lines.next_line().await.expect("its output") {
+        printed = format!("{printed}\n{line}");
+    }
+    assert!(shell.wait().await.expect("its end").success(), "{printed}");
+    check(&printed, &blocks(page, "text"));
+    // What a repeat gets is what was told.
+    let again = Request::post("order-7", r#"{"customer":"00001","cents":1177}"#).answer(&api.address).await;
+    assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
+    let told: serde_json::Value = serde_json::from_str(printed.lines().last().expect("an answer")).expect("JSON");
+    assert_eq!(told["answer"]["body"], again.text());
+    assert_eq!(fixture.books().await, Books::of(2, 1200));
+    assert!(api.stop().await.status.success());
     fixture.remove().await;
 }

@@ -4,7 +4,7 @@ use idem_testkit::proxy::Proxy;
 
 use super::{
     client::Request,
-    fixture::{Api, Fixture},
+    fixture::{Api, Fixture, until},
 };
 
 /// The address of the admin endpoint, from the log.
@@ -91,5 +91,34 @@ async fn w78_where_keys_are_hidden_the_span_of_a_request_hides_it() {
         assert_eq!(log.contains("canary"), !hides, "{log}");
     }
     std::fs::remove_file(secret).expect("it is there");
+    fixture.remove().await;
+}
+
+/// W96: a service in whose profile records have a day to live says for how long an expired one is left, also where it cleans
+/// nothing itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn w96_records_that_outlive_their_day_are_seen() {
+    let fixture = Fixture::new("http").await;
+    let old = "UPDATE idem.processed_messages SET expires_at = now() - interval '2 hours'";
+    let guardia = ["--profile", "guardia", "--admin", "127.0.0.1:0"];
+    let api = fixture.start(&guardia).await;
+    let key = "0b7f5c52-6d4e-4d8f-8f3e-0d7a1a0f3f01";
+    assert_eq!(Request::pay(key, "00001", 1177).answer(&api.address).await.status, 201);
+    sqlx::raw_sql(old).execute(fixture.pool()).await.expect("it has expired");
+    let log = api.stop().await.log;
+    assert!(log.contains("with this profile another process has to remove expired records within 3600s"), "{log}");
+    for (profile, most) in [(&guardia[..], Some(3_600.0)), (&["--admin", "127.0.0.1:0"], None)] {
+        let api = fixture.start(profile).await;
+        let admin = admin(&api);
+        let sample = async |name: &str| {
+            let metrics = Request::new("GET", "/metrics").answer(&admin).await;
+            let (text, sample) = (metrics.text(), format!("{name}{{consumer=\"payments\"}}"));
+            text.lines().find(|line| line.starts_with(&sample))?.rsplit_once(' ')?.1.parse::<f64>().ok()
+        };
+        // It is looked for once the service serves.
+        until("the lag", async || sample("idem_cleanup_lag_seconds").await.is_some_and(|lag| lag > 7_100.0)).await;
+        assert_eq!(sample("idem_cleanup_lag_max_seconds").await, most);
+        assert!(api.stop().await.status.success());
+    }
     fixture.remove().await;
 }

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use http::HeaderName;
+use idem_core::telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME};
 use idem_http::inbound::{EventBridge, Inbound};
 use idem_sqlx::PostgresStore;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -210,4 +212,43 @@ async fn post_raw(url: &str) -> String {
     let read =
         tokio::time::timeout(Duration::from_secs(10), stream.read(&mut answer)).await.expect("an answer").unwrap();
     String::from_utf8_lossy(&answer[..read]).into_owned()
+}
+
+/// W95: each delivery is counted once, by how it ended.
+#[tokio::test]
+async fn w95_deliveries_are_counted_by_how_they_ended() {
+    let recorder = DebuggingRecorder::new();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).body_bytes_max(1_000)).await;
+    let large = event("e-9", &format!("\"{}\"", "x".repeat(1_000)));
+    for (act, secret, body, answer, outcome) in [
+        (Act::Write, "new", event("e-1", "1"), 200, "handled"),
+        (Act::Write, "new", event("e-1", "1"), 200, "duplicate"),
+        (Act::Write, "new", event("e-1", "2"), 200, "dead-lettered"),
+        (Act::Fail, "new", event("e-2", "1"), 503, "failed-for-now"),
+        (Act::Write, "new", "canary".to_owned(), 400, "malformed"),
+        (Act::Write, "strange", event("e-3", "1"), 401, "unauthenticated"),
+        (Act::Write, "new", large, 413, "body-too-large"),
+    ] {
+        fixture.act(act);
+        assert_eq!(send(&url, secret, body).await.0, answer, "{outcome}");
+        let taken = recorder.snapshotter().snapshot().into_vec();
+        let of = |metric: idem_core::telemetry::Metric| {
+            let counted = taken.iter().filter(|(key, ..)| key.key().name() == metric.name);
+            // A value of before stays in a histogram as none, and in a counter as 0.
+            let now = counted.filter(|(.., value)| match value {
+                DebugValue::Counter(count) => *count > 0,
+                DebugValue::Histogram(values) => !values.is_empty(),
+                DebugValue::Gauge(_) => false,
+            });
+            let labels = now.map(|(key, ..)| {
+                key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect::<Vec<_>>()
+            });
+            labels.collect::<Vec<_>>()
+        };
+        let only = vec![vec!["consumer=events".to_owned(), format!("outcome={outcome}")]];
+        assert_eq!((of(HTTP_DELIVERIES), of(HTTP_DELIVERY_TIME)), (only.clone(), only), "{outcome}");
+    }
+    fixture.drop().await;
 }

@@ -330,7 +330,9 @@ async fn w19_what_no_route_takes_claims_no_key() {
     let of_method = Router::new().route("/pay", post(pay::<Memory>).route_layer(idempotency.layer()));
     let of_router = Router::new().route("/pay", post(pay::<Memory>)).layer(idempotency.layer());
     let fallback = Router::new().fallback(async || "something was done").layer(idempotency.layer());
-    let [of_method, of_router, fallback] = [of_method, of_router, fallback].map(|app| app.with_state(runs.clone()));
+    let own = of_router.clone().method_not_allowed_fallback(async || StatusCode::METHOD_NOT_ALLOWED);
+    let all = [of_method, of_router, own, fallback];
+    let [of_method, of_router, own, fallback] = all.map(|app| app.with_state(runs.clone()));
     let of = |method: Method, path: &str| {
         let mut request = json(path, "k", r#"{"text":"one"}"#);
         *request.method_mut() = method;
@@ -342,14 +344,16 @@ async fn w19_what_no_route_takes_claims_no_key() {
             assert_eq!(send(app, of(method, "/nowhere")).await.status, 404);
         }
     }
-    for method in [Method::PATCH, Method::PUT, Method::DELETE] {
-        let refused = send(&of_method, of(method, "/pay")).await;
-        assert_eq!((refused.status, refused.header("allow")), (405, Some("POST")));
+    for app in [&of_method, &own] {
+        for method in [Method::PATCH, Method::PUT, Method::DELETE] {
+            let refused = send(app, of(method, "/pay")).await;
+            assert_eq!((refused.status, refused.header("allow")), (405, Some("POST")));
+        }
     }
     let done = send(&fallback, of(Method::POST, "/nowhere")).await;
     assert!(done.status == 500 && done.json()["type"].as_str().unwrap().ends_with("#unprotected"), "{done:?}");
     // The fault was there all the while.
-    assert_eq!(send(&of_method, of(Method::POST, "/pay")).await.status, 500);
+    assert_eq!(send(&own, of(Method::POST, "/pay")).await.status, 500);
 }
 
 /// W14: a layer outside of idem's refuses a request before its key is looked up, also that of an answer which is kept.

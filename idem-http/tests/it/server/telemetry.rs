@@ -261,3 +261,69 @@ async fn w74_a_requests_span_holds_those_of_its_unit() {
     assert_eq!(attribute(failed, "error.type").as_deref(), Some("server-error"));
     assert!(matches!(failed.status, Status::Error { .. }), "{failed:?}");
 }
+
+/// W95: each question about a key is counted once, by the state that was told, and has a span as a request has.
+#[tokio::test]
+async fn w95_questions_about_keys_are_counted_and_traced() {
+    let recorder = DebuggingRecorder::new();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let exporter = InMemorySpanExporter::default();
+    let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("idem"));
+    let _guard = set_default(tracing_subscriber::registry().with(layer));
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).build().unwrap();
+    let closure = route::<Memory>(&idempotency, &runs);
+    let asks = Router::new().route_service("/idempotency/{key}", idempotency.asks(["POST /t"]));
+    assert_eq!(send::<Memory>(&closure, request("k-1", "one")).await.status, 201);
+    assert_eq!(send::<Memory>(&closure, request("k-2", "final")).await.status, 422);
+    for (method, tenant, key, status, outcome) in [
+        ("GET", "acme", "k-1", 200, "completed"),
+        ("GET", "acme", "k-2", 200, "failed"),
+        ("GET", "acme", "k-9", 404, "key-unknown"),
+        ("GET", "globex", "k-1", 404, "key-unknown"),
+        ("GET", "", "k-1", 401, "unauthenticated"),
+        ("POST", "acme", "k-1", 405, "method-not-allowed"),
+    ] {
+        exporter.reset();
+        let question =
+            Request::builder().method(method).uri(format!("/idempotency/{key}")).header("traceparent", TRACE);
+        let question = match tenant {
+            "" => question,
+            tenant => question.header("authorization", format!("Bearer {tenant}")),
+        };
+        let seen =
+            Seen::of(asks.clone().oneshot(question.body(axum::body::Body::empty()).unwrap()).await.unwrap()).await;
+        assert_eq!(seen.status, status, "{outcome}: {seen:?}");
+        let spans = exporter.get_finished_spans().unwrap();
+        let name = format!("{method} /idempotency/{{key}}");
+        let span = spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{outcome}: {spans:#?}"));
+        for (name, value) in [
+            ("http.route", "/idempotency/{key}"),
+            ("http.response.status_code", &status.to_string()),
+            ("idem.consumer", "payments"),
+            ("idem.outcome", outcome),
+            ("idem.producer.span_id", "00f067aa0ba902b7"),
+        ] {
+            assert_eq!(attribute(span, name).as_deref(), Some(value), "{outcome}: {name}");
+        }
+        let joined = (status == 200).then(|| format!("4:acme 7:POST /t {key}"));
+        assert_eq!(attribute(span, "idem.key"), joined, "{outcome}");
+    }
+    let recorded = recorded(&recorder.snapshotter());
+    for (outcome, count) in [
+        ("completed", 1.0),
+        ("failed", 1.0),
+        ("key-unknown", 2.0),
+        ("unauthenticated", 1.0),
+        ("method-not-allowed", 1.0),
+    ] {
+        for metric in [telemetry::HTTP_QUESTIONS, telemetry::HTTP_QUESTION_TIME] {
+            let name = format!("{}{{consumer=payments,outcome={outcome}}}", metric.name);
+            assert_eq!(recorded.get(&name), Some(&count), "{name} in {recorded:#?}");
+        }
+    }
+    let requests: f64 =
+        recorded.iter().filter(|(name, _)| name.starts_with("idem.http_requests{")).map(|(_, n)| n).sum();
+    assert_eq!(requests, 2.0, "a question is no request: {recorded:#?}");
+}

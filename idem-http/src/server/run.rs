@@ -123,7 +123,7 @@ impl<S: Store> Shared<S> {
             let mut stage = match self.flights.board(&admitted.key, admitted.print()) {
                 Boarded::First(flight) => {
                     let (shared, has_company) = (Arc::clone(self), runs.has_company());
-                    let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };
+                    let lead = async move { shared.lead(&admitted, flight, runs, deadline).await };
                     let lead = lead.in_current_span();
                     // It runs to its end even if the client disconnects, and for others at its own pace.
                     return if has_company {
@@ -171,7 +171,7 @@ impl<S: Store> Shared<S> {
     async fn lead<R: Runs<S>>(
         self: &Arc<Self>,
         admitted: &Arc<Admitted>,
-        flight: &Flight,
+        flight: Flight,
         mut runs: R,
         deadline: Instant,
     ) -> Result<Answered, Problem> {
@@ -212,7 +212,7 @@ impl<S: Store> Shared<S> {
             Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
-        Ok(self.done(admitted, flight, ran, own, known_until).await)
+        Ok(self.done(admitted, &flight, ran, own, known_until))
     }
 
     /// Until when a key that is claimed now is known.
@@ -223,9 +223,9 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    async fn done(
-        &self,
-        admitted: &Admitted,
+    fn done(
+        self: &Arc<Self>,
+        admitted: &Arc<Admitted>,
         flight: &Flight,
         ran: Ran,
         own: Option<Response<Bytes>>,
@@ -237,13 +237,19 @@ impl<S: Store> Shared<S> {
             None => Times { processed_at: None, expires_at: known_until.or_else(|| self.known_until()) },
         };
         if flight.tell.has_company() {
-            // Their answers give the time of this run, as all later answers will.
-            let _connection = admitted.in_hand.run().await;
-            let exact = match (times.processed_at, self.engine.ask(admitted.message()).await) {
-                (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
-                (_, _) => times,
+            let (shared, admitted) = (Arc::clone(self), Arc::clone(admitted));
+            let (tell, value) = (Arc::clone(&flight.tell), ran.value.clone());
+            // The answer of this request waits for none of that, and later ones look into the database.
+            let land = async move {
+                // Their answers give the time of this run, as all later answers will.
+                let _connection = admitted.in_hand.run().await;
+                let exact = match (times.processed_at, shared.engine.ask(admitted.message()).await) {
+                    (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
+                    (_, _) => times,
+                };
+                tell.landed(Landed { print: admitted.print(), value, times: exact });
             };
-            flight.tell.landed(Landed { print: admitted.print(), value: ran.value.clone(), times: exact });
+            tokio::spawn(land.in_current_span());
         }
         // An answer that was read back counts, even if the handler has run here in vain.
         let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));

@@ -301,6 +301,36 @@ impl http_body::Body for Counted {
     }
 }
 
+/// W125: the answers to repeats that wait in memory need a connection, and the first one's answer does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn w125_the_first_answer_waits_for_no_repeat() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).lanes(1).wait_for_owner(Duration::from_secs(60)).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
+    runs.until_begun(1).await;
+    let second = tokio::spawn(send::<Memory>(&route, request("k", "one")));
+    while idempotency.waiting().in_memory < 1 {
+        tokio::task::yield_now().await;
+    }
+    // The one connection goes to this one as soon as the first has committed.
+    let arrived = watch::Sender::new(0);
+    let other = tokio::spawn(send::<Memory>(&route, counted(held(request("l", "two")), "two", &arrived)));
+    until_all_have(&arrived, 1).await;
+    runs.release(1);
+    runs.until_begun(2).await;
+    let first = first.await.unwrap();
+    assert_eq!((first.status, first.is_replayed()), (201, Some(false)), "{first:?}");
+    assert!(!other.is_finished() && !second.is_finished(), "the connection is still taken");
+    runs.release(1);
+    assert_eq!(other.await.unwrap().status, 201);
+    let second = second.await.unwrap();
+    assert_eq!((second.is_replayed(), &second.body), (Some(true), &first.body));
+    let later = send::<Memory>(&route, request("k", "one")).await;
+    let at = |seen: &Seen| seen.header("idempotency-processed-at").map(str::to_owned);
+    assert_eq!((at(&second), runs.begun()), (at(&later), 2));
+}
+
 /// The same request, whose arrival is counted.
 fn counted(request: Request<Full<Bytes>>, content: &'static str, arrived: &watch::Sender<usize>) -> Request<Counted> {
     request.map(|_| Counted { content: Some(Bytes::from_static(content.as_bytes())), arrived: arrived.clone() })

@@ -34,6 +34,7 @@ impl Part {
 /// Why a request has no answer from its handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Problem {
+    SafeMethod,
     KeyMissing,
     KeyMalformed(&'static str),
     Unauthenticated,
@@ -80,6 +81,9 @@ type Row = (StatusCode, &'static str, &'static str);
 impl Problem {
     fn row(&self, profile: &Profile) -> Row {
         match self {
+            Self::SafeMethod => {
+                (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not allowed here")
+            }
             Self::KeyMissing => (StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing"),
             Self::KeyMalformed(_) => (StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed"),
             Self::Unauthenticated => {
@@ -122,6 +126,10 @@ impl Problem {
 
     fn detail(&self) -> String {
         match self {
+            Self::SafeMethod => {
+                "Safe methods, such as GET, carry nothing out. Send the request by the operation's own method, with the same key."
+                    .to_owned()
+            }
             Self::KeyMissing => {
                 "This operation needs the header Idempotency-Key, with a key that is new for each intent \
                                  and the same for each try of it."
@@ -180,7 +188,8 @@ impl Problem {
             | Self::FailedForNow
             | Self::Unavailable
             | Self::Overloaded => Some(profile.retry_after),
-            Self::KeyMissing
+            Self::SafeMethod
+            | Self::KeyMissing
             | Self::KeyMalformed(_)
             | Self::Unauthenticated
             | Self::HeadersTooLarge
@@ -209,7 +218,8 @@ impl Problem {
             Self::Differs(_) => Some(("ERR409_SERVER_STATE_CONFLICT", "CONFLICTING_IDEMPOTENT_REQUEST")),
             Self::InProgress => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENCY_IN_PROGRESS")),
             Self::NotKept { .. } => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENT_ANSWER_NOT_KEPT")),
-            Self::Unauthenticated
+            Self::SafeMethod
+            | Self::Unauthenticated
             | Self::HeadersTooLarge
             | Self::TooManyRequests
             | Self::BodyLate
@@ -266,6 +276,9 @@ impl Problem {
         if let Some(after) = self.retry_after(profile) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }
+        if matches!(self, Self::SafeMethod) {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST, PUT, PATCH, DELETE"));
+        }
         if matches!(self, Self::Encoding) {
             // RFC 9110, 15.5.16: which codings would have been accepted.
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -318,7 +331,8 @@ impl Problem {
             | Self::ResponseRefused(_)
             | Self::Unprotected => ("api_error", None),
             Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
-            Self::KeyMissing
+            Self::SafeMethod
+            | Self::KeyMissing
             | Self::Unauthenticated
             | Self::HeadersTooLarge
             | Self::BodyLate

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Request;
+use http::{Method, Request};
 use http_body::Frame;
 use http_body_util::Full;
 use idem_core::{Retention, Store as _};
@@ -176,6 +176,30 @@ pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
     assert_eq!(ground.paid().await, ["one", "three", "two"]);
 }
 
+/// W123: a client that is redirected with 301 goes on with GET, and takes the key along. Its request would run under a key of its own, and
+/// the one to the right place again.
+pub(crate) async fn w123_a_safe_method_runs_nothing<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let by = |method: &Method| {
+        let mut request = request("k", "one");
+        *request.method_mut() = method.clone();
+        request
+    };
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE] {
+        let refused = send::<G>(&route, by(&method)).await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("POST, PUT, PATCH, DELETE")), "{method}");
+        let mut stranger = by(&method);
+        stranger.headers_mut().remove("authorization");
+        assert_eq!(send::<G>(&route, stranger).await.status, 405, "{method}: whoever sends it");
+    }
+    assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
+    for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        assert_eq!(send::<G>(&route, by(&method)).await.is_replayed(), Some(false), "{method}");
+    }
+    assert_eq!(ground.paid().await, ["one"; 4]);
+}
+
 pub(crate) async fn w5_malformed_keys_have_no_effect<G: Ground>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
     let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
@@ -277,30 +301,6 @@ async fn v14_a_repeat_that_says_so_begins_no_transaction() {
     assert_eq!(ground.paid().await, ["one", "two"]);
 }
 
-/// A body that counts in `arrived` once it was read to its end: then its request is through all gates but the claim.
-struct Counted {
-    content: Option<Bytes>,
-    arrived: watch::Sender<usize>,
-}
-
-impl http_body::Body for Counted {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
-        match self.content.take() {
-            Some(content) => Poll::Ready(Some(Ok(Frame::data(content)))),
-            None => {
-                self.arrived.send_modify(|arrived| *arrived += 1);
-                Poll::Ready(None)
-            }
-        }
-    }
-}
-
 /// W125: the answers to repeats that wait in memory need a connection, and the first one's answer does not wait for it.
 #[tokio::test(start_paused = true)]
 async fn w125_the_first_answer_waits_for_no_repeat() {
@@ -329,6 +329,30 @@ async fn w125_the_first_answer_waits_for_no_repeat() {
     let later = send::<Memory>(&route, request("k", "one")).await;
     let at = |seen: &Seen| seen.header("idempotency-processed-at").map(str::to_owned);
     assert_eq!((at(&second), runs.begun()), (at(&later), 2));
+}
+
+/// A body that counts in `arrived` once it was read to its end: then its request is through all gates but the claim.
+struct Counted {
+    content: Option<Bytes>,
+    arrived: watch::Sender<usize>,
+}
+
+impl http_body::Body for Counted {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
+        match self.content.take() {
+            Some(content) => Poll::Ready(Some(Ok(Frame::data(content)))),
+            None => {
+                self.arrived.send_modify(|arrived| *arrived += 1);
+                Poll::Ready(None)
+            }
+        }
+    }
 }
 
 /// The same request, whose arrival is counted.

@@ -20,7 +20,7 @@ use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, SECRET, Seen, builder, held, request, route, send},
+    support::{Runs, SECRET, Seen, builder, builder_without_secret, held, request, route, send},
 };
 
 /// A body that notes whether anybody has read it, and may never end.
@@ -395,6 +395,25 @@ async fn w25_what_a_client_needs_is_exposed() {
     }
     for kept in [http::header::ETAG, http::header::LINK, http::header::LOCATION, http::header::RETRY_AFTER] {
         assert!(idem_http::EXPOSED_HEADERS.contains(&kept), "{kept}");
+    }
+}
+
+/// W124: of a subject a record has 24 bits. Whoever can compute them without the service finds a name that has another's.
+#[tokio::test]
+async fn w124_no_subject_is_told_apart_by_plain_hashes() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let new = || builder_without_secret(&ground);
+    let refused = new().plain_hashes().answers_by_subject().build().unwrap_err().to_string();
+    assert!(refused.contains("answers_by_subject") && refused.contains("hash_secret"), "{refused}");
+    // Records of the time before the secret have plain hashes, and this name's is that of a request without a subject.
+    let collides = "acme/user-16185176";
+    send::<Memory>(&route::<Memory>(&new().plain_hashes().build().unwrap(), &runs), request("k", "one")).await;
+    let keyed = new().plain_hashes().hash_secret(HashSecret::new(1, SECRET).unwrap()).answers_by_subject();
+    let asks = keyed.build().unwrap().asks(["POST /t"]);
+    for (token, status) in [("acme", 200), ("acme/ann", 404), (collides, 404)] {
+        let asked = Request::get("/idempotency/k?answer=true").header("authorization", format!("Bearer {token}"));
+        let seen = Seen::of(asks.clone().oneshot(asked.body(Full::<Bytes>::default()).unwrap()).await.unwrap()).await;
+        assert_eq!(seen.status, status, "{token}: {seen:?}");
     }
 }
 

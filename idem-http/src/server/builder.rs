@@ -122,8 +122,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         Self { is_single: true, ..self.tenant(|_| Some(Authenticated::tenant(""))) }
     }
 
-    /// Adds a secret for fingerprints. The first secret makes the fingerprints of new records, and the others are for older ones.
-    /// This or [`plain_hashes`](Self::plain_hashes) is required.
+    /// Adds a secret for fingerprints. The first secret makes the fingerprints of new records, and the others are for older ones and for
+    /// those of instances that have [another one in front](HashSecret). This or [`plain_hashes`](Self::plain_hashes) is required.
     #[must_use]
     pub fn hash_secret(mut self, secret: HashSecret) -> Self {
         self.secrets.push(secret);
@@ -274,6 +274,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// A caller without a subject is the tenant itself: it may [ask](crate::Idempotency::asks) about each of the tenant's keys, and read the
     /// answer. Give each caller a subject where that is not meant.
+    ///
+    /// Set it before the first request. Later, a subject that repeats a request from before gets 403 until its record is gone, and during
+    /// the deploy an instance without it answers 503 to repeats of requests to one that has it. Nothing is done twice.
     #[must_use]
     pub fn answers_by_subject(mut self) -> Self {
         self.answers_by_subject = true;

@@ -53,6 +53,8 @@ pub(crate) enum Problem {
     Differs(Option<Part>),
     /// The answer is for another subject of the tenant.
     OtherSubject,
+    /// The key was used, and this instance cannot tell for which request.
+    NotComparable,
     InProgress,
     NotKept {
         status: Option<u16>,
@@ -106,6 +108,9 @@ impl Problem {
             Self::Digest(_) => (StatusCode::BAD_REQUEST, "digest-mismatch", "The digest does not fit the content"),
             Self::Differs(_) => (profile.differs, "key-reused", "Idempotency-Key was used for another request"),
             Self::OtherSubject => (StatusCode::FORBIDDEN, "other-subject", "The answer is for somebody else"),
+            Self::NotComparable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "not-comparable", "Whether this is a repeat is not known here")
+            }
             Self::InProgress => {
                 (StatusCode::CONFLICT, "in-progress", "A request with this Idempotency-Key is in progress")
             }
@@ -156,6 +161,11 @@ impl Problem {
                 None => "The key was used before for another request. Use a new key for a new request.".to_owned(),
             },
             Self::OtherSubject => "The key was used before by somebody else.".to_owned(),
+            Self::NotComparable => {
+                "The key was used before, and this server cannot tell for which request. Send it again with the same key, and it is \
+                 not done twice."
+                    .to_owned()
+            }
             Self::InProgress => {
                 "The first request with this key has not ended yet. Send it again with the same key.".to_owned()
             }
@@ -185,6 +195,7 @@ impl Problem {
             Self::InProgress
             | Self::TooManyRequests
             | Self::BodyLate
+            | Self::NotComparable
             | Self::FailedForNow
             | Self::Unavailable
             | Self::Overloaded => Some(profile.retry_after),
@@ -230,6 +241,7 @@ impl Problem {
             | Self::Multipart
             | Self::Digest(_)
             | Self::OtherSubject
+            | Self::NotComparable
             | Self::Failed
             | Self::FailedForNow
             | Self::Unavailable
@@ -324,7 +336,8 @@ impl Problem {
         let (kind, code) = match self {
             Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
             Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
-            Self::Failed
+            Self::NotComparable
+            | Self::Failed
             | Self::FailedForNow
             | Self::Unavailable
             | Self::Overloaded

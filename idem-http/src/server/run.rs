@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
+    ConflictKind, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -292,8 +292,11 @@ impl<S: Store> Shared<S> {
     /// The problem that explains why there is no answer.
     fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
         match error {
+            RunOnceError::Conflict { kind: ConflictKind::UnknownRule, .. } => Problem::NotComparable,
             RunOnceError::Conflict { recorded, .. } => {
                 match fingerprint::differs(&admitted.prints, recorded.hash.as_bytes()) {
+                    // It is of an instance that keeps answers by subject, and of which subject this one does not compare.
+                    Some(Part::Subject) if !self.answers_by_subject => Problem::NotComparable,
                     Some(Part::Subject) => Problem::OtherSubject,
                     part => Problem::Differs(part),
                 }

@@ -73,6 +73,15 @@ pub enum ConflictKind {
     UnknownRule,
 }
 
+impl ConflictKind {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::OtherPayload => "the key was used before for another payload",
+            Self::UnknownRule => "the record of the key was hashed by a rule that this build does not know",
+        }
+    }
+}
+
 /// Compares a message with a record of its key. Every path goes through this one function.
 ///
 /// `rehash` gives the hashes that the message's payload has by the record's rule; `None` where this build does not know the rule or the

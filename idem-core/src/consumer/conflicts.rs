@@ -80,7 +80,7 @@ impl Conflicts {
 impl<S: Store> Inner<S> {
     /// Notes that a key was used for another operation. Nothing that is stored of the first one is disclosed.
     pub(super) async fn note_conflict(&self, item: &Item, decision: &Decision) {
-        let (Decision::Conflict(recorded, _), Some(claim)) = (decision, &item.claim) else { return };
+        let (Decision::Conflict(recorded, kind), Some(claim)) = (decision, &item.claim) else { return };
         self.conflicts.counted.increment(1);
         if let Some(left_out) = self.conflicts.lines.pass() {
             tracing::warn!(
@@ -89,7 +89,7 @@ impl<S: Store> Inner<S> {
                     idem.consumer = %self.name, idem.key = %claim.key, recorded = %recorded.hash.prefix(),
                     found = %claim.hash.prefix(), left_out
                 },
-                "the key was used before for another payload; nothing runs"
+                "{}; nothing runs", kind.as_str()
             );
         }
         let Some(registered) = self.registered.get() else { return };

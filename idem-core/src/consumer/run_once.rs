@@ -156,11 +156,12 @@ pub enum KeyState {
 pub enum RunOnceError {
     /// The key was used before with another payload. Nothing ran, and no stored data is shown. It is counted and logged; the
     /// audit trail has a line about it once an hour a key, and for 32 keys an hour, so that no refusal is a write each time.
-    #[error("the key {key} was used before for another operation")]
+    #[error("the key {key} cannot be used: {}", kind.as_str())]
     Conflict {
         /// The key.
         key: IdempotencyKey,
-        /// How it was found.
+        /// How it was found. By a [rule that is not known here](ConflictKind::UnknownRule) it may be this very operation that was done,
+        /// so that a caller who draws a new key does it twice: ask again, where the rule is known.
         kind: ConflictKind,
         /// The record of the other operation. It is for the operator of the service: its content is not the caller's.
         recorded: Box<Recorded>,
@@ -225,7 +226,8 @@ impl<S: Store> RunOnce<S> {
         &self.inner.name
     }
 
-    /// The time by the database's clock, as it was learned at the start; `None` before that.
+    /// The time by the database's clock, as it was learned at the start; `None` before that. After a failover to a server whose clock
+    /// differs it is still that of the former one.
     #[must_use]
     pub fn database_now(&self) -> Option<std::time::SystemTime> {
         self.inner.registered.get().map(|_| self.inner.clock.now())

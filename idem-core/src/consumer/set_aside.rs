@@ -106,13 +106,12 @@ impl<S: Store> DedupConsumer<S> {
 fn cause(decision: &Decision) -> Option<Cause<'_>> {
     match decision {
         Decision::Conflict(_, kind) => {
-            let (reason, text) = match kind {
-                ConflictKind::OtherPayload => (Reason::Conflict, "the key was used before for another payload"),
-                ConflictKind::UnknownRule => {
-                    (Reason::HashUnknown, "the record of the key was hashed by a rule that this build does not know")
-                }
+            let reason = match kind {
+                ConflictKind::OtherPayload => Reason::Conflict,
+                ConflictKind::UnknownRule => Reason::HashUnknown,
             };
-            Some(Cause { reason, class: ErrorClass::Permanent, text: text.to_owned(), code: None, attempts: 0 })
+            let text = kind.as_str().to_owned();
+            Some(Cause { reason, class: ErrorClass::Permanent, text, code: None, attempts: 0 })
         }
         Decision::Failed(failure) => match failure.class {
             ErrorClass::Permanent => Some(Cause {

@@ -109,12 +109,16 @@ where
         };
         let mut pause = Duration::ZERO;
         let why = loop {
-            let within = match window.time_for_a_try(pause) {
+            match window.time_for_a_try(pause) {
                 Ok(_) if seen.tries >= self.retries.tries_max.max(1) => break Undecided::Deadline,
+                Ok(_) => tokio::time::sleep(pause).await,
+                Err(why) => break why,
+            }
+            // The pause may have lasted longer than it was to: the machine may have been suspended in it (W122).
+            let within = match window.time_for_a_try(Duration::ZERO) {
                 Ok(within) => within,
                 Err(why) => break why,
             };
-            tokio::time::sleep(pause).await;
             let asked = match self.step(&prepared, within, &mut seen).await {
                 Step::End(ended) => return Ok(*ended),
                 Step::Stop(why) => break why,

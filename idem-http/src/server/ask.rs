@@ -63,7 +63,8 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 ///
 /// It authenticates as the routes do, and its requests count towards the tenant's limits of requests and of connections. Where
 /// [answers are kept by subject](crate::IdempotencyBuilder::answers_by_subject), another subject gets `unknown`; so does every caller with a
-/// subject while another process runs the request, because no record shows its owner yet.
+/// subject while another process runs the request, because no record shows its owner yet, and where the record is of a time without a
+/// secret, whose plain hashes show none. A caller without a subject is told of every subject's requests, answers included.
 pub struct AskService<S: Store> {
     shared: Arc<Shared<S>>,
     routes: Arc<[String]>,

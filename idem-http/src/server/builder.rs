@@ -122,8 +122,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         Self { is_single: true, ..self.tenant(|_| Some(Authenticated::tenant(""))) }
     }
 
-    /// Adds a secret for fingerprints. The first secret makes the fingerprints of new records, and the others are for older ones.
-    /// This or [`plain_hashes`](Self::plain_hashes) is required.
+    /// Adds a secret for fingerprints. The first secret makes the fingerprints of new records, and the others are for older ones and for
+    /// those of instances that have [another one in front](HashSecret). This or [`plain_hashes`](Self::plain_hashes) is required.
     #[must_use]
     pub fn hash_secret(mut self, secret: HashSecret) -> Self {
         self.secrets.push(secret);
@@ -269,7 +269,14 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Gives an answer only to the subject whose request was the first; another subject of the tenant gets 403.
+    /// Gives an answer only to the [subject](Authenticated::with_subject) whose request was the first; another subject of the tenant gets
+    /// 403. Needs a [secret](Self::hash_secret).
+    ///
+    /// A caller without a subject is the tenant itself: it may [ask](crate::Idempotency::asks) about each of the tenant's keys, and read the
+    /// answer. Give each caller a subject where that is not meant.
+    ///
+    /// Set it before the first request. Later, a subject that repeats a request from before gets 403 until its record is gone, and during
+    /// the deploy an instance without it answers 503 to repeats of requests to one that has it. Nothing is done twice.
     #[must_use]
     pub fn answers_by_subject(mut self) -> Self {
         self.answers_by_subject = true;
@@ -380,6 +387,11 @@ impl<S: Store> IdempotencyBuilder<S> {
             if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
                 return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));
             }
+        }
+        if self.answers_by_subject && self.secrets.is_empty() {
+            let rule = "with plain hashes it tells no subjects apart, because a name with another's hash can be found by trying: call \
+                        .hash_secret(…), or give --hash-secret 1=FILE";
+            return Err(ConfigError::new("answers_by_subject", "set", rule));
         }
         if let Some(name) = self.kept_headers.iter().find(|name| !answer::may_be_kept(name)) {
             let rule = "this header is for one connection, client or moment: no repeat may get it";

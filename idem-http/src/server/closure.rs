@@ -32,7 +32,8 @@ pub type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Htt
 ///
 /// [`Idempotency::route`] makes it. It never fails, and is mounted as it is: `.route_service("/transactions", route)` in axum.
 ///
-/// Every request to it needs a key, whatever the method.
+/// Every request to it needs a key, but for those by safe methods, such as GET, which are answered with 405: a client that is redirected
+/// with 301 goes on with GET and the same key, and would have the operation done under another scope of keys.
 pub struct IdempotentRoute<S: Store, H> {
     shared: Arc<Shared<S>>,
     template: Arc<str>,

@@ -15,8 +15,11 @@ use super::problem::{Part, Problem};
 /// The secret for fingerprints, and its number. `Debug` does not print it.
 ///
 /// A plain hash of a body with a card number can be broken by trying, because the rest of the body is known or guessable. With a
-/// secret that is not in the database, trying is impossible. All instances of a service need the same secret. Add a new one in
-/// front, and keep the old one until its records are gone.
+/// secret that is not in the database, trying is impossible. All instances of a service need the same secret.
+///
+/// Replace it in two deploys: the first puts the new one behind the old one, so that every instance knows it, and the second in front, so
+/// that it makes the fingerprints of new records. In one deploy, an instance of before answers a repeat of a request to an instance of
+/// after with 503 until it is gone. Keep the old one until its records are gone.
 #[derive(Clone)]
 pub struct HashSecret {
     number: u16,
@@ -158,10 +161,14 @@ impl Fingerprint {
     /// that changes a route's fingerprint turns honest repeats into 422. Name it until the records of before are gone, which takes as
     /// long as [keys are known](super::IdempotencyBuilder::keys_for).
     ///
+    /// Instances of before and after a deploy serve side by side, and one that does not know a fingerprint answers repeats of what it made
+    /// with 422 too. So change it in two deploys: name the new one here first, where it is known and makes no records yet.
+    ///
     /// ```
     /// use idem_http::Fingerprint;
     ///
-    /// let by_meaning = Fingerprint::jcs().and_formerly(Fingerprint::raw());
+    /// let first_deploy = Fingerprint::raw().and_formerly(Fingerprint::jcs());
+    /// let second_deploy = Fingerprint::jcs().and_formerly(Fingerprint::raw());
     /// ```
     #[must_use]
     pub fn and_formerly(mut self, former: Self) -> Self {
@@ -257,9 +264,11 @@ pub(crate) fn differs(asked: &[Print], recorded: &Print) -> Option<Part> {
     fewest.first().copied().filter(|_| fewest.len() < parts.len())
 }
 
-/// Whether a recorded fingerprint may belong to this subject.
+/// Whether a recorded fingerprint may belong to this subject. Plain hashes show none: a record has three bytes of one, and whoever may pick a
+/// name finds one with the same bytes by trying (W124).
 pub(crate) fn is_of(hashing: &Hashing, subject: &str, recorded: &Print) -> bool {
-    recorded[29..32] == hashing.hash(&[b"subject", format!("s{subject}").as_bytes()])[..3]
+    matches!(hashing, Hashing::Keyed(_))
+        && recorded[29..32] == hashing.hash(&[b"subject", format!("s{subject}").as_bytes()])[..3]
 }
 
 /// The media type without its parameters, in lower case.

@@ -1,6 +1,6 @@
 //! The checks that a request passes before its key is claimed, the cheapest and most decisive first.
 //!
-//! Their order: sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
+//! Their order: method, sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
 //! read, and no check asks the database.
 
 use std::{pin::pin, sync::Arc};
@@ -87,6 +87,10 @@ impl<S: Store> Shared<S> {
         B::Error: Into<BoxError>,
     {
         let (parts, body) = request.into_parts();
+        // A client that is redirected with 301 goes on with GET and the same key, which would be done under another scope (W123).
+        if parts.method.is_safe() {
+            return Err(Problem::SafeMethod);
+        }
         let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
         let headers = self.check_headers(&parts.headers)?;
         let asked = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {

@@ -34,6 +34,7 @@ impl Part {
 /// Why a request has no answer from its handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Problem {
+    SafeMethod,
     KeyMissing,
     KeyMalformed(&'static str),
     Unauthenticated,
@@ -52,6 +53,8 @@ pub(crate) enum Problem {
     Differs(Option<Part>),
     /// The answer is for another subject of the tenant.
     OtherSubject,
+    /// The key was used, and this instance cannot tell for which request.
+    NotComparable,
     InProgress,
     NotKept {
         status: Option<u16>,
@@ -122,6 +125,10 @@ const CONFLICT: &str = "ERR409_SERVER_STATE_CONFLICT";
 impl Problem {
     fn row(&self, profile: &Profile) -> Row {
         match self {
+            Self::SafeMethod => {
+                let status = StatusCode::METHOD_NOT_ALLOWED;
+                Row::new(status, "method-not-allowed", "The method is not allowed here")
+            }
             Self::KeyMissing => Row::new(StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing")
                 .guardia(HEADER, "IDEMPOTENCY_KEY_REQUIRED"),
             Self::KeyMalformed(_) => Row::new(StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed")
@@ -162,6 +169,7 @@ impl Problem {
                 .guardia(CONFLICT, "CONFLICTING_IDEMPOTENT_REQUEST")
                 .stripe("idempotency_error", None),
             Self::OtherSubject => Row::new(StatusCode::FORBIDDEN, "other-subject", "The answer is another subject's"),
+            Self::NotComparable => Row::not_now("not-comparable", "Whether this is a repeat is not known here"),
             Self::InProgress => {
                 Row::new(StatusCode::CONFLICT, "in-progress", "A request with this Idempotency-Key is in progress")
                     .comes_again()
@@ -188,6 +196,10 @@ impl Problem {
 
     fn detail(&self) -> String {
         match self {
+            Self::SafeMethod => {
+                "Safe methods, such as GET, carry nothing out. Send the request by the operation's own method, with the same key."
+                    .to_owned()
+            }
             Self::KeyMissing => {
                 "This operation needs the header Idempotency-Key, with a key that is new for each intent \
                                  and the same for each try of it."
@@ -214,6 +226,11 @@ impl Problem {
                 None => "The key was used before for another request. Use a new key for a new request.".to_owned(),
             },
             Self::OtherSubject => "The key was used before by another subject.".to_owned(),
+            Self::NotComparable => {
+                "The key was used before, and this server cannot tell for which request. Send it again with the same key, and it is \
+                 not done twice."
+                    .to_owned()
+            }
             Self::InProgress => {
                 "The first request with this key has not ended yet. Send it again with the same key.".to_owned()
             }
@@ -283,6 +300,9 @@ impl Problem {
         if row.comes_again {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(profile.retry_after.as_secs().max(1)));
         }
+        if matches!(self, Self::SafeMethod) {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST, PUT, PATCH, DELETE"));
+        }
         if matches!(self, Self::Encoding) {
             // RFC 9110, 15.5.16: which codings would have been accepted.
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -349,6 +369,7 @@ mod tests {
     #[test]
     fn w97_the_page_has_every_problem() {
         let all = [
+            Problem::SafeMethod,
             Problem::KeyMissing,
             Problem::KeyMalformed(""),
             Problem::Unauthenticated,
@@ -363,6 +384,7 @@ mod tests {
             Problem::Digest(String::new()),
             Problem::Differs(None),
             Problem::OtherSubject,
+            Problem::NotComparable,
             Problem::InProgress,
             Problem::NotKept { status: None, location: None, processed_at: UNIX_EPOCH },
             Problem::Failed,

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
+    ConflictKind, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -110,7 +110,7 @@ impl<S: Store> Shared<S> {
             let mut stage = match self.flights.board(&admitted.key, admitted.print()) {
                 Boarded::First(flight) => {
                     let (shared, has_company) = (Arc::clone(self), runs.has_company());
-                    let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };
+                    let lead = async move { shared.lead(&admitted, flight, runs, deadline).await };
                     let lead = lead.in_current_span();
                     // It runs to its end even if the client disconnects, and for others at its own pace.
                     return if has_company {
@@ -158,7 +158,7 @@ impl<S: Store> Shared<S> {
     async fn lead<R: Runs<S>>(
         self: &Arc<Self>,
         admitted: &Arc<Admitted>,
-        flight: &Flight,
+        flight: Flight,
         mut runs: R,
         deadline: Instant,
     ) -> Result<Answered, Problem> {
@@ -185,7 +185,7 @@ impl<S: Store> Shared<S> {
             }
             Err(error) => return Err(self.explained(admitted, error)),
         };
-        Ok(self.done(admitted, flight, ran, own, known_until).await)
+        Ok(self.done(admitted, &flight, ran, own, known_until))
     }
 
     /// Until when a key that is claimed now is known.
@@ -196,9 +196,9 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    async fn done(
-        &self,
-        admitted: &Admitted,
+    fn done(
+        self: &Arc<Self>,
+        admitted: &Arc<Admitted>,
         flight: &Flight,
         ran: Ran,
         own: Option<Response<Bytes>>,
@@ -210,13 +210,19 @@ impl<S: Store> Shared<S> {
             None => Times { processed_at: None, expires_at: known_until.or_else(|| self.known_until()) },
         };
         if flight.tell.has_company() {
-            // Their answers give the time of this run, as all later answers will.
-            let _connection = admitted.in_hand.run().await;
-            let exact = match (times.processed_at, self.engine.ask(admitted.message()).await) {
-                (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
-                (_, _) => times,
+            let (shared, admitted) = (Arc::clone(self), Arc::clone(admitted));
+            let (tell, value) = (Arc::clone(&flight.tell), ran.value.clone());
+            // The answer of this request waits for none of that, and later ones look into the database.
+            let land = async move {
+                // Their answers give the time of this run, as all later answers will.
+                let _connection = admitted.in_hand.run().await;
+                let exact = match (times.processed_at, shared.engine.ask(admitted.message()).await) {
+                    (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
+                    (_, _) => times,
+                };
+                tell.landed(Landed { print: admitted.print(), value, times: exact });
             };
-            flight.tell.landed(Landed { print: admitted.print(), value: ran.value.clone(), times: exact });
+            tokio::spawn(land.in_current_span());
         }
         // An answer that was read back counts, even if the handler has run here in vain.
         let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));
@@ -261,8 +267,11 @@ impl<S: Store> Shared<S> {
     /// The problem that explains why there is no answer.
     fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
         match error {
+            RunOnceError::Conflict { kind: ConflictKind::UnknownRule, .. } => Problem::NotComparable,
             RunOnceError::Conflict { recorded, .. } => {
                 match fingerprint::differs(&admitted.prints, recorded.hash.as_bytes()) {
+                    // It is of an instance that keeps answers by subject, and of which subject this one does not compare.
+                    Some(Part::Subject) if !self.answers_by_subject => Problem::NotComparable,
                     Some(Part::Subject) => Problem::OtherSubject,
                     part => Problem::Differs(part),
                 }

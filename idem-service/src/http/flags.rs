@@ -35,7 +35,8 @@ pub(crate) struct HttpFlags {
     pub(crate) answers_for: Option<Retention>,
 
     /// Make fingerprints of requests with the secret in this file, NUMBER=FILE, the same in all instances; repeatable, the first
-    /// counts for new records and the others for those that were made with them [default: none, with a warning]
+    /// counts for new records and the others for those that were made with them. Add another one behind the first until all
+    /// instances know it, and only then put it in front [default: none, with a warning]
     #[arg(long, value_name = "NUMBER=FILE", value_parser = super::settings::numbered_file)]
     pub(crate) hash_secret: Vec<(u16, PathBuf)>,
 

@@ -69,6 +69,24 @@ async fn w35_the_memory_counts_from_the_first_try() {
     assert!((400..=500).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }
 
+/// W122: a pause may last longer than it was to, as where the machine is suspended in it. What was known before it of the time that is left
+/// counts no more.
+#[tokio::test(start_paused = true)]
+async fn w122_a_pause_that_lasted_too_long_is_followed_by_no_try() {
+    let provider = Provider::that_forgets_after(MEMORY, [Act::ChargeAndCut]);
+    let (client, intent) =
+        (client(&provider, remembers(MEMORY)).retries(patient()), Intent::of("order-4711", "charge"));
+    let suspended = async {
+        while provider.seen().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(MEMORY + Duration::from_secs(1)).await;
+    };
+    let (ended, ()) = tokio::join!(client.send(&intent, request()), suspended);
+    let doubt = in_doubt(ended.unwrap());
+    assert_eq!((doubt.why, doubt.tries, provider.charges().len()), (Undecided::Memory, 1, 1));
+}
+
 /// W35: an intent that is parked until the window is over is found by asking, where the server can be asked.
 #[tokio::test(start_paused = true)]
 async fn w35_what_may_not_be_sent_may_still_be_asked_about() {

@@ -15,12 +15,12 @@ use http::Request;
 use http_body::Frame;
 use http_body_util::Full;
 use idem_core::ConfigError;
-use idem_http::{Fingerprint, HashSecret, Idempotency, Profile};
+use idem_http::{Authenticated, Fingerprint, HashSecret, Idempotency, IdempotencyBuilder, Profile};
 use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, SECRET, Seen, builder, held, request, route, send},
+    support::{Runs, SECRET, Seen, builder, builder_without_secret, held, request, route, send},
 };
 
 /// A body that notes whether anybody has read it, and may never end.
@@ -342,7 +342,7 @@ async fn w28_a_secret_can_be_replaced() {
     assert_eq!(send::<Memory>(&both, request("l", "one")).await.status, 201);
     // Without it the bodies cannot be compared, and nothing runs again.
     let without = with(vec![secret(2, &[7; 32])]);
-    assert_eq!(send::<Memory>(&without, request("k", "one")).await.status, 422);
+    assert_eq!(send::<Memory>(&without, request("k", "one")).await.status, 503);
     assert_eq!(send::<Memory>(&without, request("l", "one")).await.is_replayed(), Some(true));
     assert!(HashSecret::new(1, b"short").is_err());
     // Nor does an instance start that has another one under the same number.
@@ -353,6 +353,91 @@ async fn w28_a_secret_can_be_replaced() {
     started(secret(2, &[7; 32])).await.unwrap();
     let refused = started(secret(2, &[9; 32])).await.unwrap_err();
     assert!(refused.to_string().contains("http-hmac-sha256/1:2-"), "{refused}");
+}
+
+/// W120: during a deploy a repeat reaches an instance that does not know yet by what the first one's fingerprint was made. A 422 would say
+/// that the key is used up, and the client would draw another one for what was done.
+#[tokio::test]
+async fn w120_what_cannot_be_compared_here_is_no_other_request() {
+    type Builder = IdempotencyBuilder<<Memory as Ground>::Store>;
+    type Settings<'a> = [&'a dyn Fn(Builder) -> Builder];
+    let [one, two] = [SECRET, &[7; 32]].map(|secret| HashSecret::new(u16::from(secret[0]), secret).unwrap());
+    let secret = |secret: &HashSecret| {
+        let secret = secret.clone();
+        move |builder: Builder| builder.hash_secret(secret.clone())
+    };
+    let (one, two) = (&secret(&one), &secret(&two));
+    let plain = &|builder: Builder| builder.plain_hashes();
+    let by_subject = &|builder: Builder| builder.answers_by_subject();
+    let deploys: [(&str, &Settings<'_>, &Settings<'_>); 3] = [
+        ("another secret", &[one], &[two, one]),
+        ("a secret after plain hashes", &[plain], &[one, plain]),
+        ("answers by subject", &[one], &[one, by_subject]),
+    ];
+    for (deploy, before, after) in deploys {
+        let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+        let instance = async |settings: &Settings<'_>| {
+            let new = Idempotency::builder_shared(ground.store(), "payments")
+                .tenant(|_| Some(Authenticated::tenant("acme").with_subject("ann")));
+            let payments = settings.iter().fold(new, |builder, set| set(builder)).build().unwrap();
+            payments.start().await.unwrap();
+            (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]))
+        };
+        // In this order: one that does not know what the newest one uses does not start.
+        let (old, asks) = instance(before).await;
+        let (new, _) = instance(after).await;
+        let first = send::<Memory>(&new, request("k", "one")).await;
+        assert_eq!(first.status, 201, "{deploy}: {first:?}");
+        for body in ["one", "two"] {
+            let told = send::<Memory>(&old, request("k", body)).await;
+            assert_eq!((told.status, told.header("retry-after")), (503, Some("1")), "{deploy}: {told:?}");
+            assert!(told.json()["type"].as_str().unwrap().ends_with("#not-comparable"), "{deploy}: {told:?}");
+            assert_eq!((told.json().get("differs"), told.is_replayed()), (None, None), "{deploy}");
+        }
+        let asked = Request::get("/idempotency/k").body(Full::<Bytes>::default()).unwrap();
+        let asked = Seen::of(asks.oneshot(asked).await.unwrap()).await;
+        assert_eq!(asked.json()["state"], "completed", "{deploy}: it may be asked about");
+        let again = send::<Memory>(&new, request("k", "one")).await;
+        assert_eq!((again.is_replayed(), &again.body), (Some(true), &first.body), "{deploy}");
+        assert_eq!((ground.paid().await, runs.begun()), (vec!["one".to_owned()], 1), "{deploy}");
+    }
+}
+
+/// W121: the second place of a list is for what is known and does not count yet. So a deploy in two steps refuses no repeat, whichever of
+/// its instances the first request and the repeat reach.
+#[tokio::test]
+async fn w121_what_is_known_everywhere_first_refuses_no_repeat() {
+    let (one, spaced) = (r#"{"a":1,"b":2}"#, r#"{ "b": 2, "a": 1 }"#);
+    let secret = |number: u16| HashSecret::new(number, &number.to_be_bytes().repeat(16)).unwrap();
+    let [raw, jcs] = [Fingerprint::raw, Fingerprint::jcs];
+    // Before, between and after the two steps.
+    let steps: [(&[u16], Fingerprint); 3] =
+        [(&[1], raw()), (&[1, 2], raw().and_formerly(jcs())), (&[2, 1], jcs().and_formerly(raw()))];
+    for side_by_side in steps.windows(2) {
+        let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+        let instances: Vec<_> = side_by_side
+            .iter()
+            .map(|(secrets, fingerprint)| {
+                let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+                let builder = secrets.iter().fold(builder, |builder, number| builder.hash_secret(secret(*number)));
+                route::<Memory>(&builder.build().unwrap(), &runs).fingerprint(fingerprint.clone())
+            })
+            .collect();
+        for (key, first, repeat) in [("old", 0, 1), ("new", 1, 0)] {
+            let first = send::<Memory>(&instances[first], request(key, one)).await;
+            let again = send::<Memory>(&instances[repeat], request(key, one)).await;
+            assert_eq!((first.status, again.is_replayed(), &again.body), (201, Some(true), &first.body), "{key}");
+            assert_eq!(send::<Memory>(&instances[repeat], request(key, "{}")).await.status, 422, "{key}");
+        }
+        assert_eq!(ground.paid().await, [one, one]);
+    }
+    // In one step an instance of before takes a record by another fingerprint for another request, as it cannot tell them apart.
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let [before, _, after] = steps
+        .map(|(_, fingerprint)| route::<Memory>(&builder(&ground).build().unwrap(), &runs).fingerprint(fingerprint));
+    let of = |body| request("k", body);
+    assert_eq!(send::<Memory>(&after, of(spaced)).await.status, 201);
+    assert_eq!(send::<Memory>(&before, of(spaced)).await.status, 422, "which is why the guide says two steps");
 }
 
 /// A secret makes the fingerprints of new records, also where plain hashes were named before it.
@@ -395,6 +480,25 @@ async fn w25_what_a_client_needs_is_exposed() {
     }
     for kept in [http::header::ETAG, http::header::LINK, http::header::LOCATION, http::header::RETRY_AFTER] {
         assert!(idem_http::EXPOSED_HEADERS.contains(&kept), "{kept}");
+    }
+}
+
+/// W124: of a subject a record has 24 bits. Whoever can compute them without the service finds a name that has another's.
+#[tokio::test]
+async fn w124_no_subject_is_told_apart_by_plain_hashes() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let new = || builder_without_secret(&ground);
+    let refused = new().plain_hashes().answers_by_subject().build().unwrap_err().to_string();
+    assert!(refused.contains("answers_by_subject") && refused.contains("hash_secret"), "{refused}");
+    // Records of the time before the secret have plain hashes, and this name's is that of a request without a subject.
+    let collides = "acme/user-16185176";
+    send::<Memory>(&route::<Memory>(&new().plain_hashes().build().unwrap(), &runs), request("k", "one")).await;
+    let keyed = new().plain_hashes().hash_secret(HashSecret::new(1, SECRET).unwrap()).answers_by_subject();
+    let asks = keyed.build().unwrap().asks(["POST /t"]);
+    for (token, status) in [("acme", 200), ("acme/ann", 404), (collides, 404)] {
+        let asked = Request::get("/idempotency/k?answer=true").header("authorization", format!("Bearer {token}"));
+        let seen = Seen::of(asks.clone().oneshot(asked.body(Full::<Bytes>::default()).unwrap()).await.unwrap()).await;
+        assert_eq!(seen.status, status, "{token}: {seen:?}");
     }
 }
 

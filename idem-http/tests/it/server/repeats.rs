@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Request;
+use http::{Method, Request};
 use http_body::Frame;
 use http_body_util::Full;
 use idem_core::{Retention, Store as _};
@@ -176,6 +176,30 @@ pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
     assert_eq!(ground.paid().await, ["one", "three", "two"]);
 }
 
+/// W123: a client that is redirected with 301 goes on with GET, and takes the key along. Its request would run under a key of its own, and
+/// the one to the right place again.
+pub(crate) async fn w123_a_safe_method_runs_nothing<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let by = |method: &Method| {
+        let mut request = request("k", "one");
+        *request.method_mut() = method.clone();
+        request
+    };
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE] {
+        let refused = send::<G>(&route, by(&method)).await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("POST, PUT, PATCH, DELETE")), "{method}");
+        let mut stranger = by(&method);
+        stranger.headers_mut().remove("authorization");
+        assert_eq!(send::<G>(&route, stranger).await.status, 405, "{method}: whoever sends it");
+    }
+    assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
+    for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        assert_eq!(send::<G>(&route, by(&method)).await.is_replayed(), Some(false), "{method}");
+    }
+    assert_eq!(ground.paid().await, ["one"; 4]);
+}
+
 pub(crate) async fn w5_malformed_keys_have_no_effect<G: Ground>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
     let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
@@ -275,6 +299,36 @@ async fn v14_a_repeat_that_says_so_begins_no_transaction() {
     new.headers_mut().insert("idempotency-key", "k-2".parse().unwrap());
     assert_eq!(send::<Memory>(&instance(), new).await.is_replayed(), Some(false));
     assert_eq!(ground.paid().await, ["one", "two"]);
+}
+
+/// W125: the answers to repeats that wait in memory need a connection, and the first one's answer does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn w125_the_first_answer_waits_for_no_repeat() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).lanes(1).wait_for_owner(Duration::from_secs(60)).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
+    runs.until_begun(1).await;
+    let second = tokio::spawn(send::<Memory>(&route, request("k", "one")));
+    while idempotency.waiting().in_memory < 1 {
+        tokio::task::yield_now().await;
+    }
+    // The one connection goes to this one as soon as the first has committed.
+    let arrived = watch::Sender::new(0);
+    let other = tokio::spawn(send::<Memory>(&route, counted(held(request("l", "two")), "two", &arrived)));
+    until_all_have(&arrived, 1).await;
+    runs.release(1);
+    runs.until_begun(2).await;
+    let first = first.await.unwrap();
+    assert_eq!((first.status, first.is_replayed()), (201, Some(false)), "{first:?}");
+    assert!(!other.is_finished() && !second.is_finished(), "the connection is still taken");
+    runs.release(1);
+    assert_eq!(other.await.unwrap().status, 201);
+    let second = second.await.unwrap();
+    assert_eq!((second.is_replayed(), &second.body), (Some(true), &first.body));
+    let later = send::<Memory>(&route, request("k", "one")).await;
+    let at = |seen: &Seen| seen.header("idempotency-processed-at").map(str::to_owned);
+    assert_eq!((at(&second), runs.begun()), (at(&later), 2));
 }
 
 /// A body that counts in `arrived` once it was read to its end: then its request is through all gates but the claim.

@@ -29,6 +29,7 @@ on_every_store!(
     repeats::w3_what_was_begun_ends_without_its_client,
     repeats::w4_another_request_is_no_repeat,
     repeats::w5_malformed_keys_have_no_effect,
+    repeats::w123_a_safe_method_runs_nothing,
     repeats::w6_a_repeat_gets_no_cookie,
     repeats::w7_another_instance_gives_the_same_answer,
     repeats::w11_a_repeat_gets_the_answer_of_the_old_handler,

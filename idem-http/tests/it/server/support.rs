@@ -47,6 +47,11 @@ impl Seen {
 
 /// Settings with tenants by token, and keyed hashes.
 pub(crate) fn builder<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
+    builder_without_secret(ground).hash_secret(HashSecret::new(1, SECRET).unwrap())
+}
+
+/// The same without a way of hashing.
+pub(crate) fn builder_without_secret<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
     let tenant = |parts: &http::request::Parts| {
         let token = parts.headers.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")?;
         let who = Authenticated::tenant(token.split('/').next()?);
@@ -55,9 +60,7 @@ pub(crate) fn builder<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
             None => who,
         })
     };
-    Idempotency::builder_shared(ground.store(), "payments")
-        .tenant(tenant)
-        .hash_secret(HashSecret::new(1, SECRET).unwrap())
+    Idempotency::builder_shared(ground.store(), "payments").tenant(tenant)
 }
 
 /// The runs of a handler, and those that are held until their release.

@@ -70,6 +70,8 @@ pub enum Bug {
     SendsFollowers,
     /// A result is written in a second transaction, after the commit of its effect (V1).
     ResultInSecondTx,
+    /// A call has its answer before its commit, whatever comes of that (W17).
+    AnswersBeforeCommit,
     /// A final error is stored by a unit of its own, after its key was let go (V11).
     FinalInNewUnit,
 }
@@ -77,7 +79,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -110,6 +112,7 @@ impl Bug {
         Self::OneConfirmsAll,
         Self::SendsFollowers,
         Self::ResultInSecondTx,
+        Self::AnswersBeforeCommit,
         Self::FinalInNewUnit,
     ];
 }

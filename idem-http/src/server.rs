@@ -67,8 +67,6 @@ pub(crate) struct Shared<S: Store> {
     wait: Duration,
     waiting: Arc<Semaphore>,
     tenants: Arc<Tenants>,
-    /// A permit for each byte that requests may hold.
-    room: Arc<Semaphore>,
     flights: Arc<Flights>,
     handler_deadline: Duration,
     limits: Limits,

@@ -188,6 +188,7 @@ fn all() -> Vec<Planted> {
             "what stands behind an event that failed is sent all the same (O24)",
         ),
         planted(Bug::ResultInSecondTx, Theme::Small, "an answer is written after the commit of its effect (V1)"),
+        planted(Bug::AnswersBeforeCommit, Theme::Small, "a caller has its answer before the commit (W17)"),
         planted(Bug::FinalInNewUnit, Theme::Calm, "a refusal is stored after its key was let go (V11)"),
         planted(
             Bug::TrustsTheFirstServer,

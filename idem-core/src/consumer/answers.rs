@@ -48,6 +48,9 @@ pub(crate) struct Answers<'w, S: Store> {
     /// The writes of a planted bug in a second transaction.
     #[cfg(feature = "bugs")]
     pub(super) late: Option<AllHandedIn>,
+    /// A planted bug's way to the caller, around the commit.
+    #[cfg(feature = "bugs")]
+    pub(super) early: Option<tokio::sync::mpsc::UnboundedSender<StoredResult>>,
 }
 
 impl<'w, S: Store> Answers<'w, S> {
@@ -58,12 +61,18 @@ impl<'w, S: Store> Answers<'w, S> {
             of: Vec::new(),
             #[cfg(feature = "bugs")]
             late: None,
+            #[cfg(feature = "bugs")]
+            early: None,
         }
     }
 
     /// The same for a unit of its own.
     pub(super) fn apart(&self) -> Self {
-        Self::new(self.works, self.final_errors)
+        Self {
+            #[cfg(feature = "bugs")]
+            early: self.early.clone(),
+            ..Self::new(self.works, self.final_errors)
+        }
     }
 
     /// Whether several calls share the unit.
@@ -109,6 +118,11 @@ impl<'w, S: Store> Answers<'w, S> {
         for (index, handed) in handed_in {
             let result = handed.result.clone().ok_or(NotKept::Absent);
             self.of[*index] = Some(result.map(|result| StoredResult::new(handed.is_error, result)));
+            #[cfg(feature = "bugs")]
+            if let (Some(early), Some(Ok(result))) = (&self.early, &self.of[*index]) {
+                // Its caller may have given up.
+                let _ = early.send(result.clone());
+            }
         }
     }
 

@@ -11,6 +11,8 @@ use super::{
     guard, isolate, lookup,
     repeats::Expected,
 };
+#[cfg(feature = "bugs")]
+use crate::bugs::{self, Bug};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
     handler::{DynHandler, Handler, HandlerError},
@@ -349,7 +351,9 @@ impl<S: Store> RunOnce<S> {
         let item = self.identified(message).await?;
         let mut own = OwnSession::of(&self.inner).await;
         let final_errors = self.final_errors;
-        spawn::finished(async move {
+        #[cfg(feature = "bugs")]
+        let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
+        let ended = spawn::finished(async move {
             let expected = own.inner.expected(&item);
             let recorded = if expected == Expected::First { None } else { own.recorded(&item).await };
             let (decision, result) = match recorded {
@@ -358,14 +362,20 @@ impl<S: Store> RunOnce<S> {
                     let work = OfCall(work);
                     let works: [&dyn DynHandler<S>; 1] = [&work];
                     let mut answers = Answers::new(&works, final_errors);
+                    #[cfg(feature = "bugs")]
+                    {
+                        answers.early = Some(early);
+                    }
                     let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
                     (decision, answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent)))
                 }
             };
             own.inner.note(&item, expected, &decision).await;
             answered(decision, result, item.message.key().cloned())
-        })
-        .await
+        });
+        #[cfg(feature = "bugs")]
+        let ended = before_the_commit(ended, handed_out);
+        ended.await
     }
 
     /// The answer of the operation with this message's key and payload; `None` where it was not done. Nothing runs, and nothing
@@ -412,6 +422,27 @@ impl<S: Store> Inner<S> {
         }
         self.note_conflict(item, decision).await;
     }
+}
+
+/// The end of a call; but where the bug is planted, its answer as soon as there is one, and the commit comes when it comes.
+#[cfg(feature = "bugs")]
+async fn before_the_commit(
+    ended: impl Future<Output = Result<Ran, RunOnceError>> + Unpin,
+    mut handed_out: tokio::sync::mpsc::UnboundedReceiver<StoredResult>,
+) -> Result<Ran, RunOnceError> {
+    if !bugs::planted(Bug::AnswersBeforeCommit) {
+        return ended.await;
+    }
+    let answered = tokio::select! {
+        biased;
+        Some(answered) = handed_out.recv() => answered,
+        ended = ended => match handed_out.try_recv() {
+            Ok(answered) => answered,
+            Err(_) => return ended,
+        },
+    };
+    let StoredResult { is_error, result: value, .. } = answered;
+    Ok(Ran { value, is_error, replayed: false, recorded: None })
 }
 
 /// An operation as a message.

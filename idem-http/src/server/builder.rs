@@ -18,7 +18,7 @@ use super::{
     flight::Flights,
     profile::Profile,
     scope::{Authenticated, TenantFn},
-    tenants::Tenants,
+    tenants::{Shares, Tenants},
 };
 
 type EngineFn<S> = dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S>;
@@ -209,7 +209,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// Sets how many bytes of headers and bodies all requests in progress may hold together, repeats that wait included, since one of
-    /// those runs if the first leaves nothing. A request beyond it is answered with 503. Defaults to 256 MiB.
+    /// those runs if the first leaves nothing; a single tenant may hold all of it, one of several three quarters. A request beyond it is
+    /// answered with 503. Defaults to 256 MiB.
     #[must_use]
     pub fn requests_bytes_max(mut self, bytes: usize) -> Self {
         self.requests_bytes_max = bytes;
@@ -355,6 +356,9 @@ impl<S: Store> IdempotencyBuilder<S> {
             // One at least, wherever there are two.
             self.lanes - (self.lanes / 4).max(usize::from(self.lanes > 1))
         });
+        let bytes_max = self.requests_bytes_max;
+        let bytes = if self.is_single { bytes_max } else { bytes_max - bytes_max / 4 };
+        let shares = Shares { requests: self.tenant_requests_max, runs: connections, bytes };
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
             #[cfg(feature = "axum")]
@@ -368,8 +372,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             keys_for,
             strict_keys: self.strict_keys,
             waiting: Arc::new(Semaphore::new(self.waiting_connections)),
-            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections, self.lanes, self.queue_deadline)),
-            room: Arc::new(Semaphore::new(self.requests_bytes_max.min(Semaphore::MAX_PERMITS))),
+            tenants: Arc::new(Tenants::new(shares, self.lanes, bytes_max, self.queue_deadline)),
             flights: Arc::new(Flights::default()),
             handler_deadline: self.handler_deadline,
             limits: self.limits,

@@ -3,14 +3,13 @@
 //! Their order: method, sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
 //! read, and no check asks the database.
 
-use std::{pin::pin, sync::Arc};
+use std::pin::pin;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Shared, digest,
@@ -20,7 +19,7 @@ use super::{
     request_key::RequestKey,
     route::RouteSettings,
     scope::{self, Authenticated},
-    tenants::InHand,
+    tenants::{Held, InHand},
 };
 use crate::ATTEMPT_HEADER;
 
@@ -38,8 +37,8 @@ pub(crate) struct Admitted {
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
     pub(crate) in_hand: InHand,
-    /// A permit for each byte of its headers and its body.
-    _held: OwnedSemaphorePermit,
+    /// The room for its headers and its body.
+    _held: Held,
     /// Whether it was sent before, by the word of the client or of a proxy.
     pub(crate) is_again: bool,
 }
@@ -98,8 +97,8 @@ impl<S: Store> Shared<S> {
             KeyFault::Malformed(what) => Problem::KeyMalformed(what),
         })?;
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
-        let mut held = holds(&self.room, headers)?;
-        let body = read(&parts.headers, body, settings, &self.room, &mut held).await?;
+        let mut held = in_hand.holds(headers).ok_or(Problem::Overloaded)?;
+        let body = read(&parts.headers, body, settings, &in_hand, &mut held).await?;
         if !settings.decoded_before {
             digest::verify(&parts.headers, &body).map_err(Problem::Digest)?;
         }
@@ -143,19 +142,13 @@ fn is_coded(headers: &HeaderMap) -> bool {
     codings.any(|coding| !matches!(coding.trim_ascii(), b"") && !coding.trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
-/// Room for this many bytes more.
-fn holds(room: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-    let bytes = u32::try_from(bytes).map_err(|_| Problem::Overloaded)?;
-    Arc::clone(room).try_acquire_many_owned(bytes).map_err(|_| Problem::Overloaded)
-}
-
 /// Reads a body for which there is room, as far as it has come.
 async fn read<B>(
     headers: &HeaderMap,
     body: B,
     settings: &RouteSettings,
-    room: &Arc<Semaphore>,
-    held: &mut OwnedSemaphorePermit,
+    in_hand: &InHand,
+    held: &mut Held,
 ) -> Result<Bytes, Problem>
 where
     B: Body,
@@ -169,14 +162,16 @@ where
         return Err(Problem::BodyTooLarge { max });
     }
     let collected = async {
-        let (mut body, mut all) = (pin!(Limited::new(body, max)), BytesMut::new());
+        // Grown bit by bit it would take twice the memory that it is counted for. What has not come is not touched.
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or_default();
+        let (mut body, mut all) = (pin!(Limited::new(body, max)), BytesMut::with_capacity(announced));
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => Problem::BodyTooLarge { max },
                 false => Problem::BodyUnreadable,
             })?;
             if let Ok(data) = frame.into_data() {
-                held.merge(holds(room, data.remaining())?);
+                held.merge(in_hand.holds(data.remaining()).ok_or(Problem::Overloaded)?);
                 all.put(data);
             }
         }

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::timeout,
 };
@@ -12,7 +12,7 @@ use tokio::{
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     method: String,
     path: String,
@@ -58,7 +58,7 @@ impl Request {
     }
 
     /// As it goes over the wire.
-    fn bytes(&self, host: &str) -> Vec<u8> {
+    pub(crate) fn bytes(&self, host: &str) -> Vec<u8> {
         let Self { method, path, headers, body } = self;
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
         for (name, value) in headers {
@@ -133,6 +133,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// The answer that comes on a connection until its server ends it; `None` where it ends without a whole one.
+    pub(crate) async fn of(mut stream: impl AsyncRead + Unpin) -> Option<Self> {
+        let mut bytes = Vec::new();
+        // A server that refuses what has not come whole may end the connection by a reset, behind its answer.
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server ends the connection");
+        Self::read(&bytes)
+    }
+
     /// `None` where it is not whole.
     fn read(bytes: &[u8]) -> Option<Self> {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;

@@ -5,6 +5,7 @@ use tokio::task::JoinSet;
 use super::{
     client::{Answer, Cut, Request},
     fixture::{Books, Fixture, PROGRAM, insist, start, until},
+    seen::waiting,
     worker::Worker,
 };
 
@@ -80,30 +81,43 @@ async fn w51_another_payload_is_refused() {
     fixture.remove().await;
 }
 
-/// W52: three requests with one key at once are one debit and three equal answers. Between two processes too.
+/// W52: three requests with one key at once are one debit and three equal answers, of one process (R85) and of two. They do overlap:
+/// the first is held in its handler until the others are seen to wait, in memory and at the database.
 #[tokio::test(flavor = "multi_thread")]
 async fn w52_three_at_once_are_one_debit_and_three_equal_answers() {
     let fixture = Fixture::new("http").await;
-    let wait = ["--in-progress-wait", "10s"];
-    let (one, other) = (fixture.start(&wait).await, fixture.start(&wait).await);
-    for round in 0..20 {
-        let key = format!("order-{round}");
-        let mut all = JoinSet::new();
-        for client in 0..3 {
-            let address = if client == 2 { other.address.clone() } else { one.address.clone() };
-            let request = Request::pay(&key, "00001", 100);
-            all.spawn(async move { request.answer(&address).await });
+    let (mut keys, mut cents) = (0, 0);
+    for store in ["sqlx", "tokio-postgres"] {
+        let flags = ["--profile", "guardia", "--in-progress-wait", "60s", "--store", store, "--admin", "127.0.0.1:0"];
+        let (one, other) = (fixture.start(&flags).await, fixture.start(&flags).await);
+        let mut pay = |amount| {
+            (keys, cents) = (keys + 1, cents + amount);
+            Request::pay(&format!("00000000-0000-4000-8000-{keys:012}"), "00001", amount)
+        };
+        // The balance that is held afterwards.
+        assert_eq!(pay(1).answer(&one.address).await.status, 201);
+        for (third, in_memory, at_the_server) in [(&one, 2, 1), (&other, 1, 2), (&one, 2, 1), (&other, 1, 2)] {
+            let request = pay(100);
+            let mut held = fixture.hold_balances().await;
+            let mut all = JoinSet::new();
+            for address in [&one.address, &one.address, &third.address] {
+                let (request, address) = (request.clone(), address.clone());
+                all.spawn(async move { request.answer(&address).await });
+            }
+            let overlap = async || waiting(&one).await == in_memory && fixture.waits().await == at_the_server;
+            until("one to run and two to wait", overlap).await;
+            sqlx::raw_sql("COMMIT").execute(&mut *held).await.expect("the balances are let go");
+            let answers = all.join_all().await;
+            assert!(answers.iter().all(|answer| answer.told() == answers[0].told()), "{answers:?}");
+            assert_eq!(answers[0].status, 201, "{answers:?}");
+            let first = answers.iter().filter(|answer| answer.header("idempotent-replayed") == Some("false")).count();
+            assert_eq!(first, 1, "{answers:?}");
         }
-        let answers = all.join_all().await;
-        assert!(answers.iter().all(|answer| answer.told() == answers[0].told()), "{answers:?}");
-        assert_eq!(answers[0].status, 201, "{answers:?}");
-        let first = answers.iter().filter(|answer| answer.header("idempotent-replayed") == Some("false")).count();
-        assert_eq!(first, 1, "{answers:?}");
+        for api in [one, other] {
+            assert!(api.stop().await.status.success());
+        }
     }
-    assert_eq!(fixture.books().await, Books::of(20, 2_000));
-    for api in [one, other] {
-        assert!(api.stop().await.status.success());
-    }
+    assert_eq!(fixture.books().await, Books::of(keys, cents));
     fixture.remove().await;
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    os::unix::process::ExitStatusExt as _,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,15 +22,23 @@ use super::{
 
 const SERVICES: usize = 3;
 const CLIENTS: usize = 50;
+const CLIENTS_OF_A_KEY: usize = 3;
 
 /// Where a service dies: the points that a request meets.
 const POINTS: [&str; 9] =
     ["begin", "claimed", "handler_mid", "handler_done", "appended", "guard", "commit_sent", "commit_ok", "rollback"];
 
+/// The clients of PostgreSQL, which take turns behind each address.
+const STORES: [&str; 2] = ["sqlx", "tokio-postgres"];
+
+/// How a process ends that a failpoint kills.
+const SIGABRT: i32 = 6;
+
 /// One of the services' addresses, which stays while processes behind it come and go.
 struct Seat {
     proxy: Proxy,
-    deaths: AtomicUsize,
+    /// The deaths of its processes by store.
+    deaths: [AtomicUsize; STORES.len()],
 }
 
 /// W66: 50 clients, three services that are killed again and again, connections that are cut before the request, in its body,
@@ -44,13 +53,13 @@ async fn w66_one_debit_and_one_answer_a_key_through_every_death() {
     for _ in 0..SERVICES {
         // No server is there yet.
         let proxy = Proxy::to("127.0.0.1:9").await.expect("a proxy");
-        seats.push(Arc::new(Seat { proxy, deaths: AtomicUsize::new(0) }));
+        seats.push(Arc::new(Seat { proxy, deaths: Default::default() }));
     }
     let seed = idem_testkit::seed();
     let mut services = JoinSet::new();
     for (number, seat) in seats.iter().enumerate() {
         let rng = Rng::with_seed(seed.wrapping_add(number as u64));
-        services.spawn(live(Arc::clone(&fixture), Arc::clone(seat), Arc::clone(&over), rng));
+        services.spawn(live(Arc::clone(&fixture), Arc::clone(seat), number, Arc::clone(&over), rng));
     }
     let weather = tokio::spawn(cut(seats.clone(), Arc::clone(&over), Rng::with_seed(seed ^ 1)));
     let next = Arc::new(AtomicUsize::new(0));
@@ -67,12 +76,18 @@ async fn w66_one_debit_and_one_answer_a_key_through_every_death() {
     over.store(true, Ordering::Relaxed);
     weather.await.expect("no panic");
     services.join_all().await;
-    let deaths: usize = seats.iter().map(|seat| seat.deaths.load(Ordering::Relaxed)).sum();
-    println!("{keys} keys, {deaths} deaths");
-    assert!(deaths > 0, "nobody died, so this has shown nothing");
+    let deaths = seats.iter().map(|seat| seat.deaths.each_ref().map(|deaths| deaths.load(Ordering::Relaxed)));
+    let deaths: Vec<_> = deaths.collect();
+    println!("{keys} keys, deaths by address and store: {deaths:?}");
+    // Otherwise this has shown nothing of that address, or of that store.
+    assert!(deaths.iter().all(|of| of.iter().sum::<usize>() > 0), "{deaths:?}");
+    assert!((0..STORES.len()).all(|store| deaths.iter().any(|of| of[store] > 0)), "{deaths:?}");
 
     assert_eq!(answers.len(), keys);
     for (key, all) in &answers {
+        assert_eq!(all.len(), CLIENTS_OF_A_KEY, "{key}: each client has an answer");
+        let of_first = all.iter().filter(|answer| answer.header("idempotent-replayed") == Some("false")).count();
+        assert!(of_first <= 1, "{key}: {all:?}");
         assert!(all.iter().all(|answer| answer.told() == all[0].told()), "{key}: {all:?}");
     }
     let status = |wanted: u16| answers.values().filter(|all| all[0].status == wanted).count();
@@ -105,8 +120,7 @@ fn cents(key: usize) -> i64 {
 async fn pay(next: Arc<AtomicUsize>, keys: usize, addresses: Vec<String>, mut rng: Rng) -> Vec<(usize, Answer)> {
     let mut got = Vec::new();
     loop {
-        // Each key is taken by three clients.
-        let key = next.fetch_add(1, Ordering::Relaxed) / 3;
+        let key = next.fetch_add(1, Ordering::Relaxed) / CLIENTS_OF_A_KEY;
         if key >= keys {
             return got;
         }
@@ -123,11 +137,15 @@ async fn pay(next: Arc<AtomicUsize>, keys: usize, addresses: Vec<String>, mut rn
 }
 
 /// Starts a service that dies at a point after some requests, and another in its place when it has, until it is over.
-async fn live(fixture: Arc<Fixture>, seat: Arc<Seat>, over: Arc<AtomicBool>, mut rng: Rng) {
-    while !over.load(Ordering::Relaxed) {
+async fn live(fixture: Arc<Fixture>, seat: Arc<Seat>, number: usize, over: Arc<AtomicBool>, mut rng: Rng) {
+    for store in (0..STORES.len()).cycle().skip(number) {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
         let point = POINTS[rng.usize(..POINTS.len())];
         let armed = format!("{point}={}+1*abort", rng.u8(..20));
-        let mut api = fixture.start_armed(&["--limit", "10000", "--lanes", "4"], &armed).await;
+        let flags = ["--limit", "10000", "--lanes", "4", "--store", STORES[store]];
+        let mut api = fixture.start_armed(&flags, &armed).await;
         seat.proxy.switch_to(&api.address);
         while api.process.runs() && !over.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -135,7 +153,9 @@ async fn live(fixture: Arc<Fixture>, seat: Arc<Seat>, over: Arc<AtomicBool>, mut
         if api.process.runs() {
             assert!(api.stop().await.status.success());
         } else {
-            seat.deaths.fetch_add(1, Ordering::Relaxed);
+            let ended = api.process.ended().await;
+            assert_eq!(ended.status.signal(), Some(SIGABRT), "{armed}: {}", ended.log);
+            seat.deaths[store].fetch_add(1, Ordering::Relaxed);
         }
     }
 }

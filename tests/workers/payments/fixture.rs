@@ -65,7 +65,8 @@ impl Fixture {
         fixture
     }
 
-    fn arguments_on(&self, url: &str, more: &[&str]) -> Vec<String> {
+    /// The arguments of one on this database.
+    pub(crate) fn arguments_on(&self, url: &str, more: &[&str]) -> Vec<String> {
         let own = ["--listen", "127.0.0.1:0", "--database-url", url, "--cleanup-every", "off"];
         own.iter().chain(more).map(|argument| (*argument).to_owned()).collect()
     }
@@ -111,6 +112,13 @@ impl Fixture {
         let text = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = $1
             AND wait_event_type = 'Lock'";
         query_scalar(text).bind(&self.name).fetch_one(self.pool()).await.expect("the sessions")
+    }
+
+    /// How many connections its services have, and how many of these do anything.
+    pub(crate) async fn connections(&self) -> (i64, i64) {
+        let text = "SELECT count(*), count(*) FILTER (WHERE state <> 'idle') FROM pg_stat_activity
+            WHERE datname = current_database() AND usename = $1";
+        query_as(text).bind(&self.name).fetch_one(self.pool()).await.expect("the sessions")
     }
 
     /// Holds every balance that there is, until this session commits.

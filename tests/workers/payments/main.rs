@@ -9,6 +9,7 @@
 )]
 
 mod announce;
+mod canary;
 mod client;
 mod collections;
 mod contract;
@@ -23,6 +24,7 @@ mod outages;
 mod purchase;
 mod readme;
 mod seen;
+mod slow;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]
 #[path = "../kafka/topic.rs"]
 mod topic;

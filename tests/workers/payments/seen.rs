@@ -7,8 +7,16 @@ use super::{
     fixture::{Api, Fixture, until},
 };
 
+/// How many repeats wait in the memory of a service that has an admin endpoint.
+pub(crate) async fn waiting(api: &Api) -> usize {
+    let metrics = Request::new("GET", "/metrics").answer(&admin(api)).await.text();
+    let sample = "idem_http_waiting{consumer=\"payments\",place=\"memory\"} ";
+    let value = metrics.lines().find_map(|line| line.strip_prefix(sample));
+    value.map_or(0, |value| value.parse().expect("a number"))
+}
+
 /// The address of the admin endpoint, from the log.
-fn admin(api: &Api) -> String {
+pub(crate) fn admin(api: &Api) -> String {
     let log = api.process.logged();
     let line = log.lines().find(|line| line.contains("serving /metrics")).expect("it serves them");
     line.split("address=").nth(1).expect("its address").trim().to_owned()

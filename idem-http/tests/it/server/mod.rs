@@ -1,6 +1,7 @@
 //! The server's side, on every store.
 
 mod ask;
+mod both;
 mod gates;
 mod grounds;
 mod layer;

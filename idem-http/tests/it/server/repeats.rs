@@ -1,23 +1,15 @@
 //! Repeats: one effect, and the first answer.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{Method, Request};
-use http_body::Frame;
-use http_body_util::Full;
 use idem_core::{Retention, Store as _};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory, Postgres},
-    support::{Runs, Seen, builder, held, request, request_of, route, send},
+    support::{Runs, Seen, builder, counted, held, request, request_of, route, send, until_all_have},
 };
 
 pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
@@ -331,39 +323,6 @@ async fn w125_the_first_answer_waits_for_no_repeat() {
     assert_eq!((at(&second), runs.begun()), (at(&later), 2));
 }
 
-/// A body that counts in `arrived` once it was read to its end: then its request is through all gates but the claim.
-struct Counted {
-    content: Option<Bytes>,
-    arrived: watch::Sender<usize>,
-}
-
-impl http_body::Body for Counted {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
-        match self.content.take() {
-            Some(content) => Poll::Ready(Some(Ok(Frame::data(content)))),
-            None => {
-                self.arrived.send_modify(|arrived| *arrived += 1);
-                Poll::Ready(None)
-            }
-        }
-    }
-}
-
-/// The same request, whose arrival is counted.
-fn counted(request: Request<Full<Bytes>>, content: &'static str, arrived: &watch::Sender<usize>) -> Request<Counted> {
-    request.map(|_| Counted { content: Some(Bytes::from_static(content.as_bytes())), arrived: arrived.clone() })
-}
-
-async fn until_all_have(arrived: &watch::Sender<usize>, requests: usize) {
-    arrived.subscribe().wait_for(|arrived| *arrived >= requests).await.unwrap();
-}
-
 /// 10,000 requests for one key hold no connection while they wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w22_ten_thousand_repeats_wait_without_connections() {
@@ -399,7 +358,7 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
 async fn w22_waiting_repeats_hold_no_more_than_there_is_room_for() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let idempotency =
-        builder(&ground).wait_for_owner(Duration::from_secs(60)).requests_bytes_max(25_000).build().unwrap();
+        builder(&ground).wait_for_owner(Duration::from_secs(60)).requests_bytes_max(34_000).build().unwrap();
     let route = route::<Memory>(&idempotency, &runs);
     let body = "x".repeat(10_000);
     let first = tokio::spawn(send::<Memory>(&route, held(request("k", &body))));

@@ -45,6 +45,8 @@ on_every_store!(
     layer::w88_events_with_their_requests_keys_stay_apart,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
+    both::w100_a_first_use_on_two_servers_at_once,
+    both::w101_a_client_goes_away_in_each_phase,
     shared::w80_requests_that_come_together_share_a_transaction,
     shared::w80_no_answer_comes_before_the_commit,
     shared::w81_tenants_and_routes_share_no_transaction,
@@ -54,6 +56,20 @@ on_every_store!(
     shared::w84_a_client_that_is_gone_takes_nobody_with_it,
     shared::w85_one_key_in_one_group_is_one_operation,
 );
+
+mod in_a_schema {
+    use super::super::{both::w25_a_request_stands_nowhere_but_in_its_answer, grounds::*};
+
+    #[tokio::test]
+    async fn w25_on_postgres() {
+        w25_a_request_stands_nowhere_but_in_its_answer::<Postgres>().await;
+    }
+
+    #[tokio::test]
+    async fn w25_on_tokio_postgres() {
+        w25_a_request_stands_nowhere_but_in_its_answer::<TokioPostgres>().await;
+    }
+}
 
 mod with_foreign_keys {
     use super::super::{grounds::*, outcomes::w90_a_broken_reference_ends};

@@ -1,9 +1,15 @@
 //! A service for tests: `POST /t` writes the body as an effect, and answers as the body says.
 
-use std::{pin::Pin, sync::Arc};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
+use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
 use idem_core::{BoxError, ErrorClass, HandlerError, Tx};
 use idem_http::{Answering, Authenticated, HashSecret, HttpError, Idempotency, IdempotencyBuilder, IdempotentRoute};
@@ -97,7 +103,7 @@ impl Runs {
         self.release(1);
     }
 
-    async fn begin(&self, request: &Request<Bytes>) {
+    pub(crate) async fn begin(&self, request: &Request<Bytes>) {
         if request.headers().contains_key(HELD) {
             self.begin_held().await;
         } else {
@@ -157,6 +163,7 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
         "final" => Err(HttpError::refused(response(422))),
         "declined" => Ok(response(402)),
         "error" => Err("broken".into()),
+        "permanent" => Err(HandlerError::permanent("it does not fit").into()),
         "contended" => {
             Err(HandlerError::transient("could not serialize access").with_class(ErrorClass::RunUnitAgain).into())
         }
@@ -204,4 +211,47 @@ pub(crate) fn send<G: Ground>(
 ) -> Pin<Box<dyn Future<Output = Seen> + Send>> {
     let answered = route.clone().call(request);
     Box::pin(async move { Seen::of(answered.await.unwrap()).await })
+}
+
+/// A body that counts in `arrived` once all that will come of it was read: one that ends is through all gates but the claim then.
+pub(crate) struct Counted {
+    content: Option<Bytes>,
+    arrived: Option<watch::Sender<usize>>,
+    ends: bool,
+}
+
+impl Counted {
+    /// More is to come, and never does.
+    pub(crate) fn never_ends(&mut self) {
+        self.ends = false;
+    }
+}
+
+impl http_body::Body for Counted {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(content) = self.content.take() {
+            return Poll::Ready(Some(Ok(Frame::data(content))));
+        }
+        if let Some(arrived) = self.arrived.take() {
+            arrived.send_modify(|arrived| *arrived += 1);
+        }
+        if self.ends { Poll::Ready(None) } else { Poll::Pending }
+    }
+}
+
+/// The same request with this content, whose arrival is counted.
+pub(crate) fn counted(
+    request: Request<Full<Bytes>>,
+    content: &'static str,
+    arrived: &watch::Sender<usize>,
+) -> Request<Counted> {
+    let content = Some(Bytes::from_static(content.as_bytes()));
+    request.map(|_| Counted { content, arrived: Some(arrived.clone()), ends: true })
+}
+
+pub(crate) async fn until_all_have(arrived: &watch::Sender<usize>, requests: usize) {
+    arrived.subscribe().wait_for(|arrived| *arrived >= requests).await.unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -185,10 +185,25 @@ async fn w73_repeats_that_wait_are_seen_and_gone_when_they_are_answered() {
 
 /// Makes this the subscriber of this thread. Another one lives on beside it: where there is only one, a thread that has none
 /// may be asked first whether a span is of interest, and its no is remembered for all (tokio-rs/tracing#3611).
-fn set_default(subscriber: impl Into<Dispatch>) -> DefaultGuard {
+pub(crate) fn set_default(subscriber: impl Into<Dispatch>) -> DefaultGuard {
     static ANOTHER: OnceLock<Dispatch> = OnceLock::new();
     ANOTHER.get_or_init(|| Dispatch::new(tracing_subscriber::registry()));
     tracing::dispatcher::set_default(&subscriber.into())
+}
+
+/// A place for the lines of a log.
+#[derive(Clone)]
+pub(crate) struct Lines(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -111,10 +111,8 @@ async fn w25_a_request_stands_nowhere_but_in_its_answer() {
         the_search_sees(&fixture, &body).await;
 
         let admin = admin(&api);
-        let mut told = Vec::new();
-        for path in ["/", "/metrics"] {
-            told.push((path, Request::new("GET", path).answer(&admin).await.text()));
-        }
+        let get = async |path| Request::new("GET", path).answer(&admin).await.text();
+        let mut told = vec![("the page", get("/").await), ("metrics", get("/metrics").await)];
         let ended = api.stop().await;
         assert!(ended.status.success(), "{}", ended.log);
         assert!(

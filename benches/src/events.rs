@@ -10,6 +10,7 @@ use crate::{
     backlog,
     cases::At,
     feed::Feed,
+    growth::written,
     postgres::{RECORDS, Round, checkpoint, remove, reset_tables, store, tokio_store},
     report::{Line, RATE, Table},
     work::Work,
@@ -89,6 +90,8 @@ struct Compared {
     rates: Vec<Line>,
     /// Each round's rate over that of the line without, of the same round.
     pairs: Vec<Line>,
+    /// Bytes of the server's log for each message, those of its own row and record included.
+    log: Vec<Line>,
 }
 
 impl Compared {
@@ -96,7 +99,7 @@ impl Compared {
         let store = if is_tokio { "tokio-postgres" } else { "sqlx" };
         let lines = || LINES.iter().map(|(name, _)| Line::new(*name)).collect();
         let title = format!("insert, a handler a message, one lane, batch {batch}, on {store}");
-        Self { id: table(is_tokio, batch), title, is_tokio, batch, rates: lines(), pairs: lines() }
+        Self { id: table(is_tokio, batch), title, is_tokio, batch, rates: lines(), pairs: lines(), log: lines() }
     }
 
     /// Each line once; every other round the other way round, so that a drift favours no line.
@@ -108,15 +111,18 @@ impl Compared {
             let (name, tells) = LINES[at];
             reset_tables(&mut connection).await?;
             let told = (Work::Insert, tells);
-            let round = if self.is_tokio {
+            let (round, written) = if self.is_tokio {
                 let store = tokio_store(url).await?;
                 checkpoint(&mut connection).await?;
-                round(store, told, self.batch, time).await?
+                let before = written(&mut connection).await?;
+                (round(store, told, self.batch, time).await?, written(&mut connection).await? - before)
             } else {
                 let store = store(url).await?;
                 checkpoint(&mut connection).await?;
-                round(store, told, self.batch, time).await?
+                let before = written(&mut connection).await?;
+                (round(store, told, self.batch, time).await?, written(&mut connection).await? - before)
             };
+            self.log[at].rounds.push(written / round.effects as f64);
             check(&mut connection, name, tells, round.effects).await?;
             rates[at] = round.messages as f64 / round.took.as_secs_f64();
         }
@@ -160,9 +166,10 @@ pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Box<d
     }
     remove(&mut PgConnection::connect(url).await?).await?;
     let mut tables = Vec::new();
-    for Compared { id, title, rates, pairs, .. } in compared {
+    for Compared { id, title, rates, pairs, log, .. } in compared {
         let rounds = format!("{rounds} rounds of {:.1} s", time.as_secs_f64());
         tables.push(Table::print(format!("{id}-rates"), format!("PostgreSQL, {title}; {rounds}"), RATE, rates));
+        tables.push(Table::print(format!("{id}-wal"), "The same, what the server logs", "bytes a message", log));
         tables.push(Table::print(id, "The same, round by round", "of the rate without", pairs));
     }
     Ok(tables)

@@ -181,7 +181,8 @@ fn a_message(name: &str, round: Round, bytes: f64) -> Line {
     Line { name: name.to_owned(), rounds: vec![bytes / round.effects as f64] }
 }
 
-async fn written(connection: &mut PgConnection) -> Result<f64, sqlx::Error> {
+/// Bytes of the server's log so far, of whoever writes to it.
+pub(crate) async fn written(connection: &mut PgConnection) -> Result<f64, sqlx::Error> {
     let written = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8";
     sqlx::query_scalar(written).fetch_one(connection).await
 }

@@ -28,7 +28,7 @@ pub(crate) use self::{
     half_load::{P99, all as half_load},
     rate::{RELAY, all as rate},
     snapshot::{ALONE, SNAPSHOT, all as snapshot},
-    takeover::{TAKEN_OVER, all as takeover, relay_until_killed},
+    takeover::{LONGEST, all as takeover, relay_until_killed},
 };
 use crate::{
     kafka::Topic,
@@ -82,7 +82,7 @@ async fn until<T>(task: &JoinHandle<T>, is_so: impl Fn() -> bool) -> Result<(), 
 
 /// The publisher that brings events to this topic.
 fn publisher(topic: &Topic) -> Result<KafkaPublisher, Failed> {
-    Ok(KafkaPublisher::new(&KafkaOptions::new(&topic.brokers, &topic.name, "idem-bench"), &topic.name)?)
+    Ok(KafkaPublisher::new(&KafkaOptions::new(&topic.brokers, &topic.name, "idem-bench"), &topic.name)?.for_events()?)
 }
 
 /// The outbox of the store on sqlx.

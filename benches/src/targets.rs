@@ -175,7 +175,7 @@ fn outgoing() -> impl Iterator<Item = Target> {
     targets.extend([
         of("the relay alone to Kafka, events a second", "relay", "relay", relay::RELAY, BeAtLeast(20_000.0)),
         of("p99 at 10,000 a second, ms", "relay-times", "relay-half-load", relay::P99, BeAtMost(100.0)),
-        of("a kill to the next confirmation, s", "relay-times", "relay-takeover", relay::TAKEN_OVER, BeAtMost(2.0)),
+        of("a kill to the next confirmation, s", "relay-times", "relay-takeover", relay::LONGEST, BeAtMost(2.0)),
         of("backlog, over rate less arrivals", "relay-backlog", "relay-backlog-share", relay::DRAINED, BeAtLeast(0.9)),
         of("p99 beside a backlog, ms", "relay-backlog", "relay-backlog-beside", relay::BESIDE, BeAtMost(250.0)),
         of("size over six turnovers", "relay-snapshot", "relay-snapshot-size", relay::ALONE, BeAtMost(1.1)),

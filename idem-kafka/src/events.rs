@@ -99,7 +99,7 @@ impl EventPublisher for KafkaPublisher {
 }
 
 impl KafkaPublisher {
-    fn event_producer(&self) -> Result<FutureProducer<Log>, KafkaError> {
+    pub(crate) fn event_producer(&self) -> Result<FutureProducer<Log>, KafkaError> {
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((code, reason)) = kept.as_ref().and_then(|producer| producer.client().fatal_error()) {
             tracing::warn!(

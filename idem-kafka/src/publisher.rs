@@ -47,7 +47,7 @@ const TIMESTAMP: &str = "idem-timestamp";
 /// [`EventPublisher`]: idem_core::outbox::EventPublisher
 pub struct KafkaPublisher {
     producer: Mutex<FutureProducer<Log>>,
-    /// Made with the first event.
+    /// Made with the first event, unless it was made for a relay.
     pub(crate) events: Mutex<Option<FutureProducer<Log>>>,
     pub(crate) cloud_events: CloudEvents,
     pub(crate) options: KafkaOptions,
@@ -65,6 +65,16 @@ impl KafkaPublisher {
         options.topic = topic.to_owned();
         let producer = Mutex::new(producer(&options).map_err(refused_by_library)?);
         Ok(Self { producer, events: Mutex::new(None), cloud_events: CloudEvents::binary(), options })
+    }
+
+    /// Makes the producer of events now rather than with the first one, on which it would be waited for: it connects and gets its
+    /// id from the broker, half a second. For a relay, which may stand by for hours and must then go on soon.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where the library refuses a setting.
+    pub fn for_events(self) -> Result<Self, ConfigError> {
+        self.event_producer().map(drop).map_err(refused_by_library)?;
+        Ok(self)
     }
 
     /// Sets how events are written. Defaults to [`CloudEvents::binary`].
@@ -179,5 +189,20 @@ fn headers(dead_letter: &DeadLetter) -> OwnedHeaders {
     match millis {
         Some(millis) => theirs.insert(Header { key: TIMESTAMP, value: Some(&millis) }),
         None => theirs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// O46: a relay that takes a destination over does not wait for a producer, which takes half a second to be of use.
+    #[test]
+    fn o46_a_relays_producer_is_there_before_its_first_event() {
+        let options = KafkaOptions::new("localhost:1", "purchases", "ledger");
+        let has_one = |publisher: &KafkaPublisher| publisher.events.lock().unwrap().is_some();
+        let of_dead_letters = KafkaPublisher::new(&options, "payments").unwrap();
+        assert!(!has_one(&of_dead_letters), "one of dead letters alone needs none");
+        assert!(has_one(&of_dead_letters.for_events().unwrap()));
     }
 }

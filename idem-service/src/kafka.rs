@@ -121,7 +121,8 @@ impl Broker for Kafka {
 /// The factory of publishers of events to topics of these brokers.
 fn events(options: KafkaOptions) -> Events {
     Box::new(move |topic, cloud_events| {
-        let publisher = KafkaPublisher::new(&options, topic).map_err(|error| settings::refused_destination(&error))?;
+        let publisher = KafkaPublisher::new(&options, topic).and_then(KafkaPublisher::for_events);
+        let publisher = publisher.map_err(|error| settings::refused_destination(&error))?;
         Ok(Arc::new(publisher.cloud_events(cloud_events)))
     })
 }

@@ -17,7 +17,9 @@ use crate::{
 };
 
 const DESTINATION: &str = "bench";
-pub(crate) const TAKEN_OVER: &str = "from the kill to the next confirmation";
+const TAKEN_OVER: &str = "from the kill to the next confirmation";
+/// What a promise is about.
+pub(crate) const LONGEST: &str = "the longest of them";
 
 /// Kills a relay in a process of its own, beside which another one stands by, while events keep coming.
 pub(crate) async fn all(url: &str, brokers: &str, kills: usize) -> Result<Table, Failed> {
@@ -41,7 +43,8 @@ pub(crate) async fn all(url: &str, brokers: &str, kills: usize) -> Result<Table,
     topic.remove().await?;
     crate::postgres::remove(looking.connection()).await?;
     let title = format!("A relay is killed while another one stands by, 1000 events a second, {kills} kills");
-    Ok(Table::print("relay-takeover", title, "seconds", vec![line]))
+    let longest = Line { name: LONGEST.to_owned(), rounds: vec![line.max()] };
+    Ok(Table::print("relay-takeover", title, "seconds", vec![line, longest]))
 }
 
 async fn kill_one(url: &str, topic: &Topic, looking: &mut Filling, at: Duration) -> Result<Duration, Failed> {

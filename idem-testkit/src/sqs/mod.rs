@@ -27,11 +27,16 @@ mod queue;
 use std::{
     collections::HashMap,
     io,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    task::JoinSet,
+    time::Instant,
+};
 
 use self::queue::Queue;
 pub use self::queue::QueueOptions;
@@ -40,7 +45,10 @@ pub use self::queue::QueueOptions;
 #[derive(Debug)]
 pub struct FakeSqs {
     shared: Arc<Shared>,
-    _server: JoinSet<()>,
+    address: SocketAddr,
+    server: Mutex<JoinSet<()>>,
+    /// Bound and never listening, so that no other process gets the port while the server is [down](Self::down).
+    _port: TcpSocket,
 }
 
 /// A queue of a [`FakeSqs`].
@@ -106,12 +114,36 @@ impl FakeSqs {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn start() -> io::Result<Self> {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let endpoint = format!("http://{}", listener.local_addr()?);
+        let port = bound(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        let address = port.local_addr()?;
+        let endpoint = format!("http://{address}");
         let shared = Arc::new(Shared { endpoint, started: Instant::now(), state: Mutex::default() });
-        let mut server = JoinSet::new();
-        server.spawn(http::serve(listener, Arc::clone(&shared)));
-        Ok(Self { shared, _server: server })
+        let sqs = Self { shared, address, server: Mutex::default(), _port: port };
+        sqs.up()?;
+        Ok(sqs)
+    }
+
+    /// Cuts every connection, and refuses new ones until [`up`](Self::up). What the queues hold stays, and their clock goes on.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: connections may be cut a moment later.
+    pub async fn down(&self) {
+        let mut server = std::mem::take(&mut *self.server());
+        server.shutdown().await;
+    }
+
+    /// Answers again, at the same address.
+    ///
+    /// # Errors
+    /// Where the system refuses to listen there.
+    pub fn up(&self) -> io::Result<()> {
+        let listener = listening(self.address)?;
+        self.server().spawn(http::serve(listener, Arc::clone(&self.shared)));
+        Ok(())
+    }
+
+    fn server(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where it answers.
@@ -173,6 +205,19 @@ impl FakeSqs {
     pub fn requests(&self, action: &str) -> u64 {
         self.shared.lock().requests.get(action).copied().unwrap_or(0)
     }
+}
+
+/// A socket on this address, which another one of this kind may have too.
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+    bound(address)?.listen(1_024)
 }
 
 impl FakeQueue {

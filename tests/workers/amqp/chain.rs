@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use idem_testkit::idem_core::failpoint;
 use lapin::types::FieldTable;
 
 use super::{
@@ -36,6 +37,15 @@ impl Link for Chain {
 
     fn start_accounts(&self, more: &[&str]) -> Worker {
         self.accounts.start(more)
+    }
+
+    fn start_shop_armed(&self, armed: &str) -> Worker {
+        let more = ["--announce", &self.accounts.queue.name, "--batch", "20", "--attempts", "100"];
+        self.shop.start_armed(&more, armed)
+    }
+
+    fn start_accounts_armed(&self, armed: &str) -> Worker {
+        self.accounts.start_armed(&["--attempts", "100"], armed)
     }
 
     async fn send(&self, numbers: Range<i64>) {
@@ -83,6 +93,16 @@ async fn o2_o3_o9_a_chain_outlives_its_servers() {
     let chain = Chain { shop: on_them("shop").await, accounts: on_them("accounts").await };
     servers.restart_in_order("rabbitmq");
     shared_chain::o2_o3_o9_a_chain_outlives_its_servers(&chain, &servers, "rabbitmq").await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test(flavor = "multi_thread")]
+async fn o45_workers_die_at_each_failpoint() {
+    let chain = Chain { shop: Fixture::new("shop").await, accounts: Fixture::new("accounts").await };
+    let from_the_append = shared_chain::points_of_a_chain().skip_while(|point| *point != failpoint::APPENDED);
+    shared_chain::o45_workers_die_at_each_failpoint(&chain, from_the_append).await;
     chain.shop.remove().await;
     chain.accounts.remove().await;
 }

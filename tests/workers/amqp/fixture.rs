@@ -75,6 +75,12 @@ impl Fixture {
         Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), arguments, &[], &self.next_log())
     }
 
+    /// The same with these failpoints.
+    pub(crate) fn start_armed(&self, more: &[&str], armed: &str) -> Worker {
+        let variables = [("IDEM_FAILPOINTS", armed)];
+        Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), &self.arguments(more), &variables, &self.next_log())
+    }
+
     /// Runs one worker until the queue is empty.
     pub(crate) async fn drain(&self, more: &[&str]) -> Ended {
         let more = [&["--until-idle", "3s"], more].concat();

@@ -6,9 +6,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    os::unix::process::ExitStatusExt as _,
     time::Duration,
 };
 
+use idem_testkit::idem_core::failpoint;
 use sqlx::{Connection, PgConnection, query, query_as, query_scalar, raw_sql};
 
 use crate::{
@@ -26,11 +28,31 @@ pub(crate) trait Link {
     fn accounts(&self) -> &Database;
     fn start_shop(&self, more: &[&str]) -> Worker;
     fn start_accounts(&self, more: &[&str]) -> Worker;
+    /// The same with this failpoint armed.
+    fn start_shop_armed(&self, _armed: &str) -> Worker {
+        unreachable!("this chain's workers are not killed at failpoints")
+    }
+    fn start_accounts_armed(&self, _armed: &str) -> Worker {
+        unreachable!("this chain's workers are not killed at failpoints")
+    }
     async fn send(&self, numbers: Range<i64>);
     /// How many events have come to the destination, copies too, as far as it still knows.
     async fn arrived(&self) -> usize;
     /// The ids of all that the destination has, in order. They stay there.
     async fn ids(&self) -> Vec<String>;
+    /// A worker is gone without a word. A broker that keeps its messages away for a time gives them back now.
+    fn gone(&self) {}
+}
+
+/// The servers of a chain, which a test restarts as after a crash.
+pub(crate) trait Crashing {
+    async fn crash(&self, names: &[&str]);
+}
+
+impl Crashing for OwnServers {
+    async fn crash(&self, names: &[&str]) {
+        self.restart_all(names);
+    }
 }
 
 /// The outbox: customer and id of each waiting event, in the order of their numbers.
@@ -115,7 +137,7 @@ impl Holding {
 /// O2, O3, O9: while both workers run, the broker crashes, the database crashes, both do; and each worker is killed, the first one
 /// with events that the broker has and the outbox does not know of. Both ledgers are exact, and the arrived ids are those of
 /// the committed events, some of them more than once: the second worker knows nothing else, and has set nothing aside.
-pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, servers: &OwnServers, broker: &str) {
+pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, servers: &impl Crashing, broker: &str) {
     let all: [&[&str]; 3] = [&[broker, "postgres"], &[broker], &["postgres"]];
     let (outages, wave) = (&all[..usize::try_from(count(3, 1)).expect("a count")], count(3_000, 150));
     raw_sql(WATCHED).execute(link.shop().pool()).await.expect("the outbox is watched");
@@ -127,6 +149,7 @@ pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, serv
         sent += wave;
         until("events at the destination", async || link.arrived().await > before).await;
         shop.kill().await;
+        link.gone();
         holding.end().await;
         shop = link.start_shop(&[]);
         link.accounts().until_purchases(sent).await;
@@ -137,9 +160,10 @@ pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, serv
         link.send(sent..sent + wave).await;
         link.accounts().until_purchases(sent + wave / 10).await;
         sent += wave;
-        servers.restart_all(outage);
+        servers.crash(outage).await;
         link.accounts().until_purchases(sent - wave / 2).await;
         accounts.kill().await;
+        link.gone();
         accounts = link.start_accounts(&[]);
         for (worker, name) in [(&mut shop, "shop"), (&mut accounts, "accounts")] {
             assert!(worker.runs(), "the {name}, after {outage:?}:\n{}", worker.logged());
@@ -151,8 +175,64 @@ pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, serv
         let ended = worker.stop().await;
         assert!(ended.status.success(), "{}", ended.log);
     }
+    exact(link, sent).await;
+}
+
+/// Those that a message and its event pass on a good way. Failing messages, cleanup and a drain have the crash matrix.
+pub(crate) fn points_of_a_chain() -> impl Iterator<Item = &'static str> {
+    use failpoint::{CLEAN_CHUNK, DEAD_LETTER_OK, DEAD_LETTER_SENT, DRAIN, ISOLATE, ROLLBACK};
+    let elsewhere = [CLEAN_CHUNK, DEAD_LETTER_OK, DEAD_LETTER_SENT, DRAIN, ISOLATE, ROLLBACK];
+    failpoint::ALL.iter().copied().filter(move |point| !elsewhere.contains(point))
+}
+
+/// O45: the first worker dies at each of these failpoints, the second one at those that it passes. Both ledgers are exact, by the
+/// ids that the outbox had, and the kill between confirmation and note has made copies.
+pub(crate) async fn o45_workers_die_at_each_failpoint(
+    link: &impl Link,
+    points: impl IntoIterator<Item = &'static str>,
+) {
+    let (first, wave) = (count(1_000, 200), count(200, 30));
+    raw_sql(WATCHED).execute(link.shop().pool()).await.expect("the outbox is watched");
+    link.send(0..first).await;
+    let mut sent = first;
+    let shop = link.start_shop(&[]);
+    until("events at the destination", async || link.arrived().await > 0).await;
+    link.shop().until_purchases(first).await;
+    until("an empty outbox", async || pending(link.shop()).await == 0).await;
+    assert!(shop.stop().await.status.success());
+    for point in points {
+        link.send(sent..sent + wave).await;
+        sent += wave;
+        let armed = format!("{point}=1*abort");
+        let mut dying = vec![link.start_shop_armed(&armed)];
+        // The second one publishes nothing.
+        if point != failpoint::APPENDED && !failpoint::OF_A_RELAY.contains(&point) {
+            dying.push(link.start_accounts_armed(&armed));
+        }
+        for worker in dying {
+            let ended = worker.ended().await;
+            assert_eq!(ended.status.signal(), Some(SIGABRT), "{point}: {}", ended.log);
+            link.gone();
+        }
+    }
+    let (shop, accounts) = (link.start_shop(&[]), link.start_accounts(&[]));
     for database in [link.shop(), link.accounts()] {
-        assert_eq!(database.ledger().await, Ledger::of(0..sent), "{}", database.name);
+        database.until_purchases(sent).await;
+    }
+    until("an empty outbox", async || pending(link.shop()).await == 0).await;
+    assert!(shop.stop().await.status.success());
+    let last = link.start_accounts(&["--until-idle", "2s"]).ended().await;
+    let copies = accounts.stop().await.count("duplicates") + last.count("duplicates");
+    assert!(copies > 0, "no copy came, so this has shown nothing: {}", last.log);
+    exact(link, sent).await;
+}
+
+const SIGABRT: i32 = 6;
+
+/// Both ledgers are exact, and the accounts know each event by the id that it was committed with.
+async fn exact(link: &impl Link, purchases: i64) {
+    for database in [link.shop(), link.accounts()] {
+        assert_eq!(database.ledger().await, Ledger::of(0..purchases), "{}", database.name);
         assert!(database.dead_letters().await.is_empty(), "{:?}", database.dead_letters().await);
     }
     let texts = async |database: &Database, text| {
@@ -160,7 +240,7 @@ pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, serv
         texts
     };
     let told = texts(link.shop(), "SELECT event_key FROM told ORDER BY event_key").await;
-    assert_eq!(i64::try_from(told.len()).expect("a count"), sent, "one event a purchase, and none twice");
+    assert_eq!(i64::try_from(told.len()).expect("a count"), purchases, "one event a purchase, and none twice");
     let keys = texts(link.accounts(), "SELECT idempotency_key FROM purchases ORDER BY idempotency_key").await;
     assert_eq!(keys, told, "the accounts know each event by its id");
 }

@@ -132,6 +132,13 @@ impl Queue {
         .map(|name| attributes[&name].parse().expect("a count"))
     }
 
+    /// Gives messages in flight back, as their visibility would in time. ElasticMQ has no way to.
+    pub(crate) fn lapse(&self) {
+        if let (Server::Strict(fake), Some((_, name))) = (&self.server, self.url.rsplit_once('/')) {
+            fake.queue(name).lapse(usize::MAX);
+        }
+    }
+
     /// One attribute of each message in the queue; `None` where a message does not have it.
     pub(crate) async fn values(&self, attribute: &str) -> Vec<Option<String>> {
         let value = |(_, attributes): (String, Attributes)| attributes.get(attribute)?.string_value.clone();

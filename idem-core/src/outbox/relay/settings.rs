@@ -91,8 +91,9 @@ pub(super) const STALE_MARGIN: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelaySettings {
-    /// How long a lease lasts without renewal. After its relay was killed, a destination waits for this long at most. The lease
-    /// is renewed each third of it. Defaults to 1.5 s; 300 ms to 60 s.
+    /// How long a lease lasts without renewal. After its relay was killed, a destination waits for this long at most, and for the
+    /// first confirmation that another relay's publisher gets. The lease is renewed each third of it. Defaults to 1.5 s; 300 ms
+    /// to 60 s.
     pub lease: Duration,
     /// How long a publisher may take for one call. Events that a client library still has then are dropped and sent again. Make
     /// the publisher's own limits shorter. Defaults to 10 s; 1 s to 5 min.

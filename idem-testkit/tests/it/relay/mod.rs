@@ -68,6 +68,29 @@ async fn o2_a_relay_that_dies_before_the_confirmation_leaves_a_copy_and_no_hole(
     other.abort();
 }
 
+/// O2: at whatever moment of its lease a relay dies, another one has sent the next event by the end of that lease.
+#[tokio::test(start_paused = true)]
+async fn o2_another_relay_goes_on_by_the_end_of_the_lease_whenever_the_first_one_dies() {
+    let lease = Duration::from_millis(1_500);
+    for moment in 0..15 {
+        let (fixture, first, second) = (Fixture::new(), Topic::new(), Topic::new());
+        fixture.commit_many("a", 0..1).await;
+        let dying = running(fixture.relay().to("a", first.clone()).build().unwrap());
+        fixture.drained_to(0).await;
+        let other = running(fixture.relay().to("a", second.clone()).build().unwrap());
+        sleep(Duration::from_secs(5) + moment * Duration::from_millis(100)).await;
+        dying.abort();
+        let died = Instant::now();
+        fixture.commit_many("a", 1..2).await;
+        fixture.drained_to(0).await;
+        let took = died.elapsed();
+        assert_eq!((first.arrived(), second.arrived()), (bodies(0..1), bodies(1..2)));
+        // Beside the lease, the pause before it is asked for again, and this test's own look.
+        assert!(took < lease + Duration::from_millis(50), "killed {moment} tenths later: {took:?}");
+        other.abort();
+    }
+}
+
 /// The same where the first relay is alive and its publisher hangs: it keeps the destination, and goes on after the deadline.
 #[tokio::test(start_paused = true)]
 async fn a_publisher_that_hangs_is_given_up_at_the_deadline_and_its_lease_is_kept() {

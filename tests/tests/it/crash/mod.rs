@@ -17,6 +17,7 @@
 //! | J1, J2 | SIGTERM at any moment, kills at `drain` after one; SIGKILL at any moment |
 //! | J10 | each wave has messages without a key and with two |
 //! | O36 | [`relays`]: a relay is killed at its failpoints, or stands still for twice its deadline |
+//! | O13 | [`restored`]: a dump of the database is restored, and the messages since then come again |
 //! | V13 | [`answers`]: processes ask for the same operations, and die |
 //! | J12 | [`rolling`]: workers of two releases on two schemas, side by side |
 //!
@@ -34,6 +35,7 @@ mod mild;
 mod poison;
 mod relays;
 mod replay;
+mod restored;
 mod rolling;
 mod tokio_postgres;
 mod wave;

@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-fn by_ordering_key<'t>(told: impl IntoIterator<Item = &'t Told>) -> BTreeMap<&'t str, Vec<&'t str>> {
+pub(super) fn by_ordering_key<'t>(told: impl IntoIterator<Item = &'t Told>) -> BTreeMap<&'t str, Vec<&'t str>> {
     let mut by_key: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for told in told {
         by_key.entry(&told.ordering_key).or_default().push(&told.id);

@@ -65,8 +65,13 @@ impl Child {
     ///
     /// # Errors
     /// With the end of its log where it hangs; it is then killed.
-    pub(crate) async fn ended(mut self) -> Result<Ended, String> {
-        match tokio::time::timeout(LIMIT, self.process.wait()).await {
+    pub(crate) async fn ended(self) -> Result<Ended, String> {
+        self.ended_within(LIMIT).await
+    }
+
+    /// The same for one that has more to do than others.
+    pub(crate) async fn ended_within(mut self, limit: Duration) -> Result<Ended, String> {
+        match tokio::time::timeout(limit, self.process.wait()).await {
             Ok(status) => {
                 let took = self.started.elapsed();
                 if took > SLOW {
@@ -77,7 +82,7 @@ impl Child {
             Err(_) => {
                 // It is gone with this function in any case.
                 let _ = self.process.kill().await;
-                Err(format!("it hung for {LIMIT:?}\n{}", tail(&self.log)))
+                Err(format!("it hung for {limit:?}\n{}", tail(&self.log)))
             }
         }
     }

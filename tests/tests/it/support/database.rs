@@ -2,7 +2,7 @@
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -81,6 +81,13 @@ async fn template() -> &'static str {
         name
     };
     NAME.get_or_init(make).await
+}
+
+/// Runs a program of PostgreSQL's.
+async fn run(program: &str, arguments: &[&str]) {
+    let output = tokio::process::Command::new(program).args(arguments).output().await;
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 enum Place {
@@ -187,6 +194,29 @@ impl Database {
             }
         };
         rows.into_iter().map(|(id, ordering_key, payload)| Told { id, ordering_key, payload }).collect()
+    }
+
+    /// Number and id of each event that waits in the outbox, in the order of the numbers.
+    pub(crate) async fn numbered_events(&self) -> Vec<(i64, String)> {
+        let mut connection = self.postgres().await.expect("it is on PostgreSQL");
+        let text = "SELECT number, event_key FROM idem.outbox ORDER BY number";
+        query_as(text).fetch_all(&mut connection).await.unwrap()
+    }
+
+    /// Writes a backup of it into this file. It is on PostgreSQL.
+    pub(crate) async fn dump(&self, to: &Path) {
+        let Place::PostgresStore(place) = &self.place else { unreachable!("a file is copied") };
+        run("pg_dump", &["--format=custom", "--file", &to.display().to_string(), &place.url()]).await;
+    }
+
+    /// A new database of such a backup.
+    pub(crate) async fn restored(from: &Path) -> Self {
+        let place = FreshPostgres::create("idem_restored").await;
+        let from = from.display().to_string();
+        run("pg_restore", &["--exit-on-error", "--dbname", &place.url(), &from]).await;
+        let store = PostgresStore::connect(&place.url()).await.unwrap();
+        let bookkeeping = Arc::new(store.bookkeeping().clone());
+        Self { kind: Kind::PostgresStore, place: Place::PostgresStore(place), bookkeeping }
     }
 
     /// Account and balance.

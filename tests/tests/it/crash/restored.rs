@@ -1,0 +1,94 @@
+//! O13: a database is restored from a backup that was made while a relay was in the middle of its work. The messages since then
+//! come again, as after any restore.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use idem_core::failpoint;
+use idem_testkit::memory::{Order, QueueOptions};
+use idem_tests::{
+    plan::{Plan, Relaying},
+    told::{Told, read},
+};
+
+use super::{fixture::Fixture, matrix::BATCH, relays::by_ordering_key};
+use crate::support::database::{Database, Kind};
+
+async fn runs(fixture: &mut Fixture, plan: &Plan) {
+    let ended = fixture.start(plan, "").ended().await.expect("it ends");
+    assert!(ended.status.success(), "{:?}", ended.unexpected::<()>("settled everything"));
+}
+
+/// Some of the events are published, and the relay is gone.
+async fn relays_some(fixture: &mut Fixture, plan: &Plan) {
+    let waiting = fixture.database.outbox().await.len();
+    let armed = format!("{}=1*abort", failpoint::RELAY_SETTLED);
+    let ended = fixture.start(plan, &armed).ended().await.expect("it ends");
+    assert!(ended.aborted(), "{:?}", ended.unexpected::<()>("died"));
+    let left = fixture.database.outbox().await.len();
+    assert!(0 < left && left < waiting, "{left} of {waiting} are left");
+}
+
+/// O13: by pg_dump and pg_restore. What waited at the time of the backup goes again under its ids and numbers; what was committed later is
+/// committed again under the ids that it had, and under numbers behind those; nothing is lost, and no other id comes.
+#[tokio::test]
+async fn o13_a_dumped_outbox_is_restored_postgres() {
+    let options = QueueOptions::default().order(Order::ByKey);
+    let mut fixture = Fixture::new("postgres-restored", Kind::PostgresStore, BATCH, options).await;
+    let (to, backup) = (fixture.folder().join("told"), fixture.folder().join("backup"));
+    let relaying = |fixture: &Fixture| {
+        let relay = Relaying { to: to.clone(), event_ms: 0, deadline_ms: 10_000 };
+        Plan { relay: Some(relay), ..fixture.plan.clone() }
+    };
+    let (consuming, both) = (fixture.plan.clone(), relaying(&fixture));
+    fixture.publish_wave();
+    runs(&mut fixture, &consuming).await;
+    let first = fixture.database.outbox().await;
+    relays_some(&mut fixture, &both).await;
+    let at_the_backup = fixture.database.numbered_events().await;
+    fixture.database.dump(&backup).await;
+
+    runs(&mut fixture, &both).await;
+    let sent_until_then = fixture.ledger.sent().count();
+    fixture.publish_wave();
+    runs(&mut fixture, &consuming).await;
+    let second = fixture.database.outbox().await;
+    relays_some(&mut fixture, &both).await;
+    let told_before = read(&to).expect("lines").len();
+
+    let restored = Database::restored(&backup).await;
+    std::mem::replace(&mut fixture.database, restored).remove().await;
+    fixture.plan.store = fixture.database.plan();
+    assert_eq!(fixture.database.numbered_events().await, at_the_backup);
+    let (consuming, both) = (fixture.plan.clone(), relaying(&fixture));
+    for sent in fixture.ledger.sent().skip(sent_until_then) {
+        fixture.queue.publish(sent.message()).expect("the queue has room");
+    }
+    runs(&mut fixture, &consuming).await;
+    let now = fixture.database.numbered_events().await;
+    assert_eq!(now[..at_the_backup.len()], at_the_backup, "in the order of their numbers, these are first");
+    assert_eq!(now.len(), at_the_backup.len() + second.len());
+    runs(&mut fixture, &both).await;
+    assert_eq!(fixture.database.outbox().await, []);
+
+    let told = read(&to).expect("lines");
+    let content = |told: &Told| (told.id.clone(), told.ordering_key.clone(), told.payload.clone());
+    let committed: BTreeSet<_> = first.iter().chain(&second).map(content).collect();
+    assert_eq!(told.iter().map(content).collect::<BTreeSet<_>>(), committed);
+    let mut since: Vec<&str> = told[told_before..].iter().map(|told| told.id.as_str()).collect();
+    let mut again: Vec<&str> = at_the_backup.iter().map(|(_, id)| id.as_str()).collect();
+    again.extend(second.iter().map(|told| told.id.as_str()));
+    since.sort_unstable();
+    again.sort_unstable();
+    assert_eq!(since, again, "each once, and none of those that were published before the backup");
+    let mut seen = BTreeSet::new();
+    let firsts = told.iter().filter(|told| seen.insert(told.id.clone()));
+    assert_eq!(by_ordering_key(firsts), by_ordering_key(first.iter().chain(&second)));
+
+    let mut effects: BTreeMap<String, usize> = BTreeMap::new();
+    for effect in fixture.database.effects().await {
+        *effects.entry(effect.message_key).or_default() += 1;
+    }
+    let once: BTreeMap<String, usize> = committed.into_iter().map(|(_, _, key)| (key, 1)).collect();
+    assert_eq!(effects, once, "an effect for each event");
+    fixture.remove().await;
+}

@@ -12,7 +12,8 @@ use idem_core::{
     CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, Destination, ErrorClass,
     IdempotencyKey, LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
     outbox::{
-        DestinationId, EventEnd, EventNumber, EventState, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent,
+        StoredEvent,
     },
     store::{
         AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
@@ -227,7 +228,7 @@ impl Outbox for NullOutbox {
         Ok((1..).map(DestinationId).take(destinations.len()).collect())
     }
 
-    async fn lease(&self, _: DestinationId, _: &str, _: Duration) -> Result<Leased, StoreError> {
+    async fn lease(&self, _: DestinationId, _: LeaseRequest<'_>) -> Result<Leased, StoreError> {
         Ok(Leased::Mine)
     }
 
@@ -251,11 +252,11 @@ impl Outbox for NullOutbox {
         Ok(Vec::new())
     }
 
-    async fn retry(&self, _: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn retry(&self, _: &[EventName]) -> Result<u64, StoreError> {
         Ok(0)
     }
 
-    async fn skip(&self, _: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn skip(&self, _: &[EventName]) -> Result<u64, StoreError> {
         Ok(0)
     }
 

@@ -110,7 +110,11 @@ async fn doctor(store: &Arc<SqliteStore>, mut file: File, asked: &Doctor) -> Res
     match store.bookkeeping().verify().await {
         Ok(()) => {
             let mut findings = match store.outbox() {
-                Some(outbox) => commands::outbox::findings(&outbox.backlog(None).await?),
+                Some(outbox) => {
+                    let readers = file.table(outbox::READERS, &[]).await?;
+                    let keys = file.table(outbox::SHARED_KEYS, &[]).await?;
+                    commands::outbox::findings(&outbox.backlog(None).await?, &readers, &keys)
+                }
                 None => Vec::new(),
             };
             let facts = file.table(SERVICES, &[]).await?;

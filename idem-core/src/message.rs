@@ -21,7 +21,7 @@ pub use self::headers::Headers;
 use crate::{
     json,
     key::{IdempotencyKey, check_text, in_text},
-    outbox::{IdForm, derived},
+    outbox::{IdForm, derived_id},
 };
 
 /// The name that scopes a consumer's keys: two consumers with one database each run every message.
@@ -505,7 +505,7 @@ impl Message {
             parts.push(b"label of a handler");
         }
         parts.push(label.as_bytes());
-        derived(parts)
+        derived_id(parts)
     }
 
     /// The [derived key](Self::derived_key) written in this form, for a provider that takes no UUID of version 8. Keep the form

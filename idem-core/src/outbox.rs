@@ -29,17 +29,17 @@ pub use self::{
     publisher::{Dispatch, EventError, EventPublisher},
     relay::{
         EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
-        Route,
+        Route, is_stale,
     },
     result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
-        AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Gone, KeptResult, Leased, NewEvent,
-        NewResult, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        AppendError, Appended, DestinationId, EventEnd, EventName, EventNumber, EventState, Gone, KeptResult,
+        LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, ParseEventNameError,
+        StoredEvent,
     },
 };
 pub(crate) use self::{
     collect::{Collector, HandedIn, PublishRules},
-    id::derived,
     seal::{Seal, known},
 };
 use crate::{

@@ -13,7 +13,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, ErrorClass, IdempotencyKey, OrderingKey, StoreError,
     outbox::{
-        DestinationId, EventEnd, EventNumber, EventState, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, EventEnd, EventName, EventNumber, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog,
+        OutgoingEvent, StoredEvent,
     },
     store::Interned,
 };
@@ -99,9 +100,11 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
         Ok((next, behind))
     }
 
-    async fn change(&self, doing: &'static str, text: &Arc<str>, events: &[EventNumber]) -> Result<u64, StoreError> {
-        let numbers: Vec<i64> = events.iter().map(|number| number.0).collect();
-        let changed: i64 = row(&*self.driver, doing, text, &[numbers.as_slice().into()]).await?.get("events")?;
+    async fn change(&self, doing: &'static str, text: &Arc<str>, events: &[EventName]) -> Result<u64, StoreError> {
+        let numbers: Vec<i64> = events.iter().map(|event| event.number.0).collect();
+        let keys: Vec<&str> = events.iter().map(|event| event.key.as_str()).collect();
+        let parameters = [numbers.as_slice().into(), keys.as_slice().into()];
+        let changed: i64 = row(&*self.driver, doing, text, &parameters).await?.get("events")?;
         Ok(u64::try_from(changed).unwrap_or(0))
     }
 }
@@ -116,9 +119,12 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         Ok(ids)
     }
 
-    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
+    async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError> {
         let _turn = self.turns.of(destination).await;
-        let parameters = [destination.0.into(), relay.into(), microseconds(time).unwrap_or(i64::MAX).into()];
+        let time = microseconds(request.time).unwrap_or(i64::MAX);
+        // An interval of the server's must not overflow.
+        let keeps = microseconds(request.receiver_keeps).unwrap_or(i64::MAX).min(AFTER_MAX);
+        let parameters = [destination.0.into(), request.relay.into(), time.into(), keeps.into()];
         let row = row(&*self.driver, "leasing a destination", &self.sql().lease, &parameters).await?;
         Ok(if row.get("mine")? {
             Leased::Mine
@@ -195,11 +201,11 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         rows.iter().map(stored).collect()
     }
 
-    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.change("retrying events", &self.sql().retry_events, events).await
     }
 
-    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.change("skipping events", &self.sql().skip_events, events).await
     }
 
@@ -237,8 +243,12 @@ fn span(row: &Row, column: &str) -> Result<Option<Duration>, StoreError> {
 }
 
 fn damaged(what: &str) -> StoreError {
+    damaged_in("outbox", what)
+}
+
+fn damaged_in(table: &str, what: &str) -> StoreError {
     StoreError::schema(
-        format!("a row of outbox holds a damaged {what}"),
+        format!("a row of {table} holds a damaged {what}"),
         "Restore the table from a backup: somebody else has written to it",
     )
 }
@@ -277,6 +287,7 @@ fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
     (backlog.failed, backlog.behind) = (count("failed")?, count("behind")?);
     backlog.oldest = span(row, "oldest")?;
     backlog.first_sent_ago = span(row, "first_sent_ago")?;
+    backlog.receiver_keeps = span(row, "receiver_keeps")?.unwrap_or(backlog.receiver_keeps);
     backlog.relayed_by = row.get("relayed_by")?;
     backlog.is_paused = row.get("paused")?;
     Ok(backlog)

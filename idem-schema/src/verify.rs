@@ -88,10 +88,10 @@ const FUNCTIONS: [&str; 16] = [
     "read_results(integer[], uuid[])",
     "refuse_unsealed_commit()",
     "remove_expired(text, bigint, bigint)",
-    "retry_events(bigint[])",
+    "retry_events(bigint[], text[], boolean)",
     "server_identity()",
     "settle_events(integer, bigint[], text[], json)",
-    "skip_events(bigint[])",
+    "skip_events(bigint[], text[])",
 ];
 
 /// The cure of a schema that lacks something. The command has a schema of its own by default, which need not be the worker's.

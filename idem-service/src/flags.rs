@@ -70,9 +70,9 @@ pub(crate) struct Flags {
     pub(crate) relay: bool,
 
     /// How events are written: binary, with the attributes of CloudEvents as headers, or structured, with them in a payload of
-    /// JSON around the event's
-    #[arg(long, value_name = "FORMAT", default_value = "binary")]
-    pub(crate) event_format: EventFormat,
+    /// JSON around the event's [default: binary; structured with --profile guardia]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) event_format: Option<EventFormat>,
 
     /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
     /// not sent again, but waits for a person

@@ -34,7 +34,7 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
                  process does, the service a route with .relays(…), or a service over HTTP its --brokers"
             )
         })?;
-        let route = Route::to_shared(name, make(name, flags.event_format.cloud_events())?);
+        let route = Route::to_shared(name, make(name, flags.event_format.unwrap_or_default().cloud_events())?);
         routes.push(route.receiver_keeps(flags.receiver_keeps));
     }
     Ok(routes)

@@ -5,7 +5,7 @@ use std::{any::type_name, collections::HashSet, sync::Arc};
 use idem_core::{
     Decision, DedupConsumer, Destination, Effects, Handler, Message, Store, StoreError,
     key::KEY_FIELD,
-    outbox::{EventNumber, Outbox, OutgoingEvent, RESULT_BYTES_MAX},
+    outbox::{EventNumber, Outbox, OutgoingEvent, RESULT_BYTES_MAX, StoredResult},
 };
 
 /// The longest name of a consumer, in bytes.
@@ -19,7 +19,8 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 
 /// Delivers `message` to `handler` once, as a worker does it: claims its key, runs the handler where the key is new,
 /// seals and commits, or rolls back. The answer is decided by what `store` holds, and the handler's effects can be
-/// read there afterwards. Nothing is retried, set aside or published: for a handler that publishes there is [`deliver_publishing`].
+/// read there afterwards. Nothing is retried, set aside or published: for a handler that publishes or sets a result there is
+/// [`deliver_publishing`].
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.
 ///
@@ -102,48 +103,48 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
     handler: &Arc<H>,
     message: Message,
 ) -> Result<(Option<S::Session>, Decision), StoreError> {
-    deliver_as(store, lane, handler, Vec::new(), message).await
+    let consumer = consumer(store, handler, Vec::new(), false)?;
+    let (lane, decided) = consumer.process_on(lane, [message]).await?;
+    tell_of_unused::<S, H>(&consumer);
+    // One message, one decision; without one, nothing is known, and the message would go back to the broker.
+    Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |(_, decision)| decision)))
 }
 
-async fn deliver_as<S: Store, H: Handler<S>>(
+fn consumer<S: Store, H: Handler<S>>(
     store: &Arc<S>,
-    lane: S::Session,
     handler: &Arc<H>,
     destinations: Vec<Destination>,
-    message: Message,
-) -> Result<(Option<S::Session>, Decision), StoreError> {
+    keeps_results: bool,
+) -> Result<DedupConsumer<S>, StoreError> {
     let refused = |error: idem_core::ConfigError| StoreError::Refused {
         problem: error.to_string(),
         cure: "This is a bug of idem_testkit::deliver".to_owned(),
     };
     let mut builder = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()));
-    if !destinations.is_empty() && store.capabilities().results {
+    if keeps_results {
         builder = builder.keeps_results(RESULT_BYTES_MAX);
     }
-    let consumer = builder
+    builder
         .publishes_to(destinations)
         .handler(Arc::clone(handler))
         .handler_name(consumer_name(type_name::<H>()))
         .effects(Effects::InTransaction)
         .build()
-        .map_err(refused)?;
-    let (lane, decided) = consumer.process_on(lane, [message]).await?;
-    if consumer.uses_transaction() == Some(false) {
-        tell_of_unused(type_name::<H>());
-    }
-    // One message, one decision; without one, nothing is known, and the message would go back to the broker.
-    Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |(_, decision)| decision)))
+        .map_err(refused)
 }
 
 #[allow(
     clippy::print_stderr,
     reason = "a test has no log, and what it prints is shown where it fails, or with --nocapture"
 )]
-fn tell_of_unused(handler: &str) {
-    eprintln!(
-        "idem_testkit::deliver: {handler} has taken no connection from its transaction: what it writes elsewhere happens at least \
-         once. Write through tx.connection(), or say Effects::Outside"
-    );
+fn tell_of_unused<S: Store, H>(consumer: &DedupConsumer<S>) {
+    if consumer.uses_transaction() == Some(false) {
+        eprintln!(
+            "idem_testkit::deliver: {} has taken no connection from its transaction: what it writes elsewhere happens at least once. \
+             Write through tx.connection(), or say Effects::Outside",
+            type_name::<H>()
+        );
+    }
 }
 
 /// The outcome of a delivery.
@@ -154,10 +155,38 @@ pub struct Delivered {
     pub decision: Decision,
     /// The events that were committed with it, each with the name of its destination, in the order of their numbers.
     pub events: Vec<(String, OutgoingEvent)>,
+    /// The result that the handler has [set](idem_core::Tx::set_result), as a caller gets it; of a duplicate the first one, read back.
+    /// `None` where there is none to give, as of a conflict, or on a store that keeps no results.
+    pub result: Option<StoredResult>,
 }
 
-/// As [`deliver`], for a handler that publishes to these destinations, and answers with the events too. Results are kept where
-/// the store keeps any. No relay may run on the store meanwhile.
+/// As [`deliver`], for a handler that publishes to these destinations or sets a result, and answers with the events and the result
+/// too. No relay may run on the store meanwhile.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use idem_core::{Event, HandlerError, Message, ResultBody, Tx, handler_fn};
+/// # use idem_testkit::{MemoryStore, deliver_publishing, message};
+/// async fn charge(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+///     // … the writes through `tx.connection()`, and with them:
+///     tx.publish(message, Event::to("payments").event_type("Charged").body("250"))?;
+///     Ok(tx.set_result(message, ResultBody::new("receipt 7"))?)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (store, handler) = (Arc::new(MemoryStore::new()), Arc::new(handler_fn(charge)));
+/// let first = deliver_publishing(&store, &handler, ["payments"], message("order-1", "250")).await?;
+/// assert!(first.decision.is_processed());
+/// assert_eq!(first.events[0].1.event_type.as_deref(), Some("Charged"));
+/// assert_eq!(first.result.map(|kept| kept.result.body), Some("receipt 7".into()));
+///
+/// let again = deliver_publishing(&store, &handler, ["payments"], message("order-1", "250")).await?;
+/// assert!(again.decision.is_skipped() && again.events.is_empty());
+/// assert_eq!(again.result.map(|kept| kept.result.body), Some("receipt 7".into()));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`StoreError`] where the store cannot be reached, has no outbox, or its schema does not fit.
@@ -174,15 +203,21 @@ pub async fn deliver_publishing<S: Store, H: Handler<S>>(
     let outbox = store.outbox().ok_or(StoreError::Unsupported { what: "publish events" })?;
     let before: HashSet<EventNumber> =
         pending(&*outbox, &destinations).await?.iter().map(|(_, it)| it.number).collect();
-    let lane = store.open().await?;
-    let (lane, decision) = deliver_as(store, lane, handler, destinations.clone(), message).await?;
-    if let Some(lane) = lane {
-        store.close(lane).await;
-    }
+    let keeps_results = store.capabilities().results;
+    let consumer = consumer(store, handler, destinations.clone(), keeps_results)?;
+    let decided = if keeps_results {
+        let decided = consumer.process_with_results([message]).await?.into_iter().next();
+        decided.map(|decided| (decided.decision, decided.result.and_then(Result::ok)))
+    } else {
+        let (_, decision) = consumer.process_one(message).await?;
+        Some((decision, None))
+    };
+    let (decision, result) = decided.unwrap_or((Decision::Busy, None));
+    tell_of_unused::<S, H>(&consumer);
     let mut events = pending(&*outbox, &destinations).await?;
     events.retain(|(_, event)| !before.contains(&event.number));
     events.sort_by_key(|(_, event)| event.number);
-    Ok(Delivered { decision, events })
+    Ok(Delivered { decision, events, result })
 }
 
 /// The events that may go.

@@ -27,7 +27,7 @@ use crate::{
     signature,
 };
 
-/// How long one try may take. This is shorter than a relay's deadline, so that a try ends with an answer.
+/// How long one try may take.
 const ANSWER: Duration = Duration::from_secs(8);
 
 /// The most events in flight at once.
@@ -70,6 +70,10 @@ const NOT_THE_EVENTS: [&str; 11] = [
 const SOON: Duration = Duration::from_secs(1);
 
 /// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
+///
+/// An endpoint has 8 s to answer, and not the 15 s and more that Standard Webhooks proposes: a relay gives a publisher 10 s, unless its
+/// [settings](idem_core::outbox::RelaySettings::publish_deadline) say otherwise, and each try should end before that, with an error that
+/// says why. The time is no setting; an endpoint that needs longer should answer first and work afterwards.
 pub struct WebhookPublisher {
     endpoints: Arc<dyn Endpoints>,
     client: Client,

@@ -12,6 +12,8 @@ CREATE TABLE {schema}.outbox_destinations (
     -- When the lease last ran out that another relay then took over. Events that could go by then, and have no outcome, may have
     -- been sent.
     relay_lost_at timestamptz,
+    -- How long its receivers recognise a copy, as the last relay had it.
+    receiver_keeps interval,
     paused_at     timestamptz,
     -- No pending event of it has a lower number, or will have one: where a look for the next ones begins.
     pending_from  bigint      NOT NULL DEFAULT 0,
@@ -254,7 +256,7 @@ $idem$;
 -- Notes the ends of events: those that were published are removed, the others are an array of objects with the number,
 -- the key, the state, after how many microseconds, the error, whether it may have been sent and whether it counts. A number names
 -- one event only as long as nothing is lost: a server that takes over without the last commits draws those numbers again. So an
--- event is settled by its key too, by which its receivers know it; where none is given, by its number alone.
+-- event is settled, retried and skipped by its key too, by which its receivers know it.
 CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], keys text[], others json) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -301,7 +303,7 @@ BEGIN
         WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published, keys) AS p (number, event_key) CROSS JOIN LATERAL (
             SELECT f.ctid AS place FROM {schema}.outbox AS f
             WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
-                AND f.event_key = coalesce(p.event_key, f.event_key) AND f.state = 0
+                AND f.event_key = p.event_key AND f.state = 0
             ORDER BY f.number LIMIT 1) AS found))
         RETURNING o.ordering_key
     )
@@ -312,7 +314,7 @@ BEGIN
             WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published, keys) AS p (number, event_key) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
                 WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
-                    AND f.event_key = coalesce(p.event_key, f.event_key) AND f.state <> 0
+                    AND f.event_key = p.event_key AND f.state <> 0
                 ORDER BY f.number LIMIT 1) AS found))
             RETURNING o.ordering_key
         )
@@ -324,9 +326,9 @@ BEGIN
 END
 $idem$;
 
--- Lets waiting and failed events go again, their attempts counted anew. The destinations' rows are locked first, as wherever
--- an event becomes pending again.
-CREATE FUNCTION {schema}.retry_events(numbers bigint[]) RETURNS bigint
+-- Lets waiting and failed events go again, their attempts counted anew; as if they had never been sent, where stale ones are meant, or
+-- the relay would set them aside again. The destinations' rows are locked first, as wherever an event becomes pending again.
+CREATE FUNCTION {schema}.retry_events(numbers bigint[], keys text[], with_stale boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -343,18 +345,22 @@ DECLARE
     retried bigint := 0;
 BEGIN
     FOR of_destination IN SELECT d.id FROM {schema}.outbox_destinations AS d
-        WHERE EXISTS (SELECT FROM unnest(numbers) AS r (number) CROSS JOIN LATERAL (
+        WHERE EXISTS (SELECT FROM unnest(numbers, keys) AS r (number, event_key) CROSS JOIN LATERAL (
             SELECT FROM {schema}.outbox AS f
-            WHERE f.destination = d.id AND f.number >= r.number AND f.number <= r.number AND f.state IN (1, 2)
+            WHERE f.destination = d.id AND f.number >= r.number AND f.number <= r.number
+                AND f.event_key = r.event_key AND f.state IN (1, 2)
             ORDER BY f.number LIMIT 1) AS found)
         ORDER BY d.id
     LOOP
         PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
         WITH gone AS (
-            UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = least(o.not_before, clock_timestamp())
-            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS r (number) CROSS JOIN LATERAL (
+            UPDATE {schema}.outbox AS o SET state = 0, attempts = 0,
+                not_before = CASE WHEN with_stale THEN clock_timestamp() ELSE least(o.not_before, clock_timestamp()) END,
+                first_sent_at = CASE WHEN NOT with_stale THEN o.first_sent_at END
+            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers, keys) AS r (number, event_key) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
-                WHERE f.destination = of_destination AND f.number >= r.number AND f.number <= r.number AND f.state IN (1, 2)
+                WHERE f.destination = of_destination AND f.number >= r.number AND f.number <= r.number
+                    AND f.event_key = r.event_key AND f.state IN (1, 2)
                 ORDER BY f.number LIMIT 1) AS found))
             RETURNING o.number
         )
@@ -417,7 +423,7 @@ END
 $idem$;
 
 -- Removes events unsent, and lets those go that waited behind them.
-CREATE FUNCTION {schema}.skip_events(numbers bigint[]) RETURNS bigint
+CREATE FUNCTION {schema}.skip_events(numbers bigint[], keys text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
     AS $idem$
@@ -426,7 +432,7 @@ DECLARE
     skipped bigint := 0;
 BEGIN
     FOR of_destination IN SELECT d.id FROM {schema}.outbox_destinations AS d ORDER BY d.id LOOP
-        skipped := skipped + {schema}.settle_events(of_destination, numbers, '{}', '[]');
+        skipped := skipped + {schema}.settle_events(of_destination, numbers, keys, '[]');
     END LOOP;
     RETURN skipped;
 END
@@ -542,19 +548,19 @@ $idem$;
 
 -- PUBLIC may execute functions by default. If the group roles exist already, workers go on before their script is run again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]),
-    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]),
+    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean),
+    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[], text[]), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) FROM PUBLIC;
 
 DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, paused_at) ON {schema}.outbox_destinations TO idem_worker;
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-            {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
+            {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean), {schema}.skip_events(bigint[], text[]),
             {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
             {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
     END IF;

@@ -58,9 +58,9 @@ ALTER FUNCTION {schema}.count_events(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.mark_behind(int, bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.let_followers_go(int, bytea[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.settle_events(int, bigint[], text[], json) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.retry_events(bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.retry_events(bigint[], text[], boolean) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.skip_events(bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.skip_events(bigint[], text[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_results(int[], uuid[]) OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
@@ -80,14 +80,14 @@ GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint,
 -- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
 -- owner's do.
 GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, paused_at) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
 -- An answer that outlived its record is replaced.
 GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
     {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
+    {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean), {schema}.skip_events(bigint[], text[]),
     {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
 

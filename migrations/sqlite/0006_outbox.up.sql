@@ -11,6 +11,8 @@ CREATE TABLE "{schema}_outbox_destinations" (
     -- When the lease last ran out that another relay then took over. Events that could go by then, and have no outcome, may have
     -- been sent.
     relay_lost_at INTEGER,
+    -- How long its receivers recognise a copy, as the last relay had it.
+    receiver_keeps INTEGER,
     paused_at     INTEGER
 ) STRICT;
 

@@ -319,9 +319,9 @@ impl World {
             let event = waiting.iter().find(|(_, event)| event.number == number);
             event.and_then(|(_, event)| Of::event(event)).is_some_and(|of| self.fits(of))
         };
-        let numbers: Vec<_> = failed.iter().map(|stored| stored.event.number).filter(|number| fits(*number)).collect();
+        let mended = failed.iter().map(|stored| stored.event.name()).filter(|name| fits(name.number));
         // It is tried again in a moment.
-        let _ = outbox.retry(&numbers).await;
+        let _ = outbox.retry(&mended.collect::<Vec<_>>()).await;
     }
 }
 

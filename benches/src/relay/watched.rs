@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, StoreError,
     outbox::{
-        DestinationId, Dispatch, EventEnd, EventError, EventNumber, EventPublisher, EventState, Leased, Outbox,
-        OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, Dispatch, EventEnd, EventError, EventName, EventNumber, EventPublisher, EventState,
+        LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };
 use tokio::time::Instant;
@@ -98,8 +98,8 @@ impl Outbox for Timed {
         self.outbox.declare(destinations).await
     }
 
-    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
-        self.outbox.lease(destination, relay, time).await
+    async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError> {
+        self.outbox.lease(destination, request).await
     }
 
     async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError> {
@@ -133,11 +133,11 @@ impl Outbox for Timed {
         self.outbox.events(destination, state, max).await
     }
 
-    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.outbox.retry(events).await
     }
 
-    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.outbox.skip(events).await
     }
 

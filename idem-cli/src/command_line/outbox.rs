@@ -1,12 +1,11 @@
 //! Of `idem outbox`.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use idem_core::outbox::EventState;
+use idem_core::outbox::{EventName, EventState};
 
 use super::{Limit, Yes, why};
-use crate::spans;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Outbox {
@@ -23,8 +22,8 @@ pub(crate) enum Outbox {
     },
     /// One event; the audit trail notes that you have read it
     Show {
-        /// Its number
-        event: i64,
+        /// Its name, as list prints it
+        event: EventName,
         /// With its payload, which the trail notes too
         #[arg(long)]
         payload: bool,
@@ -58,8 +57,8 @@ pub(crate) enum Outbox {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("which_events").required(true).args(["event", "failed"]))]
 pub(crate) struct WhichEvents {
-    /// Their numbers
-    pub(crate) event: Vec<i64>,
+    /// Their names, as list prints them: 4711:KEY
+    pub(crate) event: Vec<EventName>,
     /// All that have failed, for this destination
     #[arg(long, value_name = "DESTINATION")]
     pub(crate) failed: Option<String>,
@@ -73,9 +72,6 @@ pub(crate) struct RetryEvents {
     /// take effect twice
     #[arg(long)]
     pub(crate) stale: bool,
-    /// For how long the receivers remember an event: as the relay has it
-    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
-    pub(crate) receiver_keeps: Duration,
     /// Only say how many there are
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -64,7 +64,11 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
             let findings = FINDINGS.replace("{last_start}", LAST_START).replace("{plain}", target.schema.as_str());
             let findings = database.table(&findings, &[horizon]).await?;
             match store.outbox() {
-                Some(outbox) => findings.and(outbox::findings(&outbox.backlog(None).await?)),
+                Some(outbox) => {
+                    let (readers, keys) = (outbox::READERS, outbox::SHARED_KEYS);
+                    let (readers, keys) = (database.table(readers, &[]).await?, database.table(keys, &[]).await?);
+                    findings.and(outbox::findings(&outbox.backlog(None).await?, &readers, &keys))
+                }
                 None => findings,
             }
         }

@@ -6,7 +6,10 @@ mod postgres;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use idem_core::{Store as _, outbox::RECEIVER_KEEPS};
+use idem_core::{
+    Store as _,
+    outbox::{EventName, EventState, RECEIVER_KEEPS, is_stale},
+};
 
 use crate::{
     command_line::{Outbox, RetryEvents, SkipEvents, Target, WhichEvents},
@@ -16,12 +19,16 @@ use crate::{
     },
     confirm::confirm,
     database::{self, Database},
-    exit::Failure,
+    exit::{Exit, Failure},
     report::{Report, Row, Table},
 };
 
 use self::list::unknown;
-pub(crate) use self::{findings::findings, list::list};
+pub(crate) use self::{
+    findings::findings,
+    list::list,
+    postgres::{READERS, SHARED_KEYS},
+};
 
 pub(crate) async fn run(target: &Target, command: Outbox) -> Result<Report, Failure> {
     if let Outbox::List { destination, state, limit } = &command {
@@ -35,25 +42,25 @@ pub(crate) const NO_OUTBOX: &str = "this database has no outbox: run `idem migra
 
 /// The statements of a database, each with its line in the audit trail.
 pub(crate) trait Events {
-    /// `event`, `state` (by its number) and `stale` of the events that exist among these numbers: a relay has said so, or a copy
-    /// may have been sent this many microseconds ago.
-    fn found(&mut self, events: &[i64], stale_after: i64) -> impl Future<Output = Result<Table, Failure>>;
+    /// Those that exist among these: `number`, `key`, `destination`, `state` (by its number), `set_aside` (a relay found it stale),
+    /// `first_sent_ago` and `receiver_keeps` in microseconds or NULL, `in_hand` and `may_be_sent`.
+    fn found(&mut self, events: &[EventName]) -> impl Future<Output = Result<Table, Failure>>;
 
-    /// The numbers, as `event`, of those that have failed for a destination; `None` where there is no such destination.
+    /// `number` and `key` of those that have failed for a destination; `None` where there is no such destination.
     fn failed(&mut self, destination: &str) -> impl Future<Output = Result<Option<Table>, Failure>>;
 
     /// Notes that an event is read; answers how many there are.
-    fn note_read(&mut self, event: i64, called: &str) -> impl Future<Output = Result<i64, Failure>>;
+    fn note_read(&mut self, event: &EventName, called: &str) -> impl Future<Output = Result<i64, Failure>>;
 
-    fn described(&mut self, event: i64) -> impl Future<Output = Result<Table, Failure>>;
+    fn described(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
 
     /// `payload`, in hexadecimal digits, and `headers`.
-    fn content(&mut self, event: i64) -> impl Future<Output = Result<Table, Failure>>;
+    fn content(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
 
     /// Lets them go; where stale ones are meant too, as if they had never been sent.
-    fn retry(&mut self, events: &[i64], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
+    fn retry(&mut self, events: &[EventName], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
 
-    fn skip(&mut self, events: &[i64], because: &str) -> impl Future<Output = Result<i64, Failure>>;
+    fn skip(&mut self, events: &[EventName], because: &str) -> impl Future<Output = Result<i64, Failure>>;
 
     /// Answers how many destinations there are of this name.
     fn pause(&mut self, destination: &str, reason: &str) -> impl Future<Output = Result<i64, Failure>>;
@@ -64,7 +71,7 @@ pub(crate) trait Events {
 /// The actions on events and destinations, on any database.
 pub(crate) async fn run_on(mut events: impl Events, command: Outbox) -> Result<Report, Failure> {
     match command {
-        Outbox::Show { event, payload } => show(&mut events, event, payload).await,
+        Outbox::Show { event, payload } => show(&mut events, &event, payload).await,
         Outbox::Retry(asked) => retry(&mut events, &asked).await,
         Outbox::Skip(asked) => skip(&mut events, &asked).await,
         Outbox::Pause { destination, reason } => match events.pause(&destination, &reason).await? {
@@ -82,7 +89,7 @@ pub(crate) async fn run_on(mut events: impl Events, command: Outbox) -> Result<R
     }
 }
 
-async fn show(events: &mut impl Events, event: i64, with_payload: bool) -> Result<Report, Failure> {
+async fn show(events: &mut impl Events, event: &EventName, with_payload: bool) -> Result<Report, Failure> {
     let called = if with_payload { "read-event-payload" } else { "read-event" };
     if events.note_read(event, called).await.map_err(|failure| failure.so(UNNOTED))? == 0 {
         return Err(gone(event));
@@ -91,48 +98,63 @@ async fn show(events: &mut impl Events, event: i64, with_payload: bool) -> Resul
     Ok(if with_payload { with_content(report, &events.content(event).await?) } else { report })
 }
 
-fn gone(event: i64) -> Failure {
+fn gone(event: &EventName) -> Failure {
     Failure::refused(format!(
-        "there is no event {event}: it was sent, or skipped, or never there; `idem outbox list` shows what there is"
+        "there is no event {event}: it was sent, or skipped, or never there, or another one has its number since a failover or a \
+         restore; `idem outbox list` shows what there is"
     ))
 }
 
-/// How long before its receivers forget an event it is stale, as a relay has it.
-const MARGIN: Duration = Duration::from_secs(60 * 60);
+/// Its name, by the columns `number` and `key`.
+fn name(row: &Row) -> Result<EventName, Failure> {
+    let named = format!("{}:{}", row.number("number"), row.text("key")).parse();
+    named.map_err(|_| Failure::new(Exit::Bug, "the key of an event cannot be read"))
+}
 
-/// Those that are meant, with their states, where receivers remember events for so long.
-async fn chosen(events: &mut impl Events, which: &WhichEvents, receivers_keep: Duration) -> Result<Table, Failure> {
-    let numbers = match &which.failed {
+fn names<'r>(rows: impl IntoIterator<Item = &'r Row>) -> Result<Vec<EventName>, Failure> {
+    rows.into_iter().map(name).collect()
+}
+
+/// Those that are meant, with their states.
+async fn chosen(events: &mut impl Events, which: &WhichEvents) -> Result<Table, Failure> {
+    let meant = match &which.failed {
         None => which.event.clone(),
         Some(destination) => {
             let failed = events.failed(destination).await?.ok_or_else(|| unknown(destination))?;
             if failed.is_empty() {
                 return Err(Failure::refused(format!("no event for {destination:?} has failed")));
             }
-            failed.rows().iter().map(|row| row.number("event")).collect()
+            names(failed.rows())?
         }
     };
-    let stale_after = receivers_keep.saturating_sub(MARGIN).as_micros();
-    let found = events.found(&numbers, i64::try_from(stale_after).unwrap_or(i64::MAX)).await?;
-    let is_found = |number: &&i64| found.rows().iter().any(|row| row.number("event") == **number);
-    match numbers.iter().find(|number| !is_found(number)) {
-        // With `--failed` no number was given, so an event that went meanwhile is not an error.
-        Some(number) if which.failed.is_none() => Err(gone(*number)),
+    let found = events.found(&meant).await?;
+    let is_found = |event: &&EventName| {
+        let is_it = |row: &Row| row.number("number") == event.number.0 && row.text("key") == event.key.as_str();
+        found.rows().iter().any(is_it)
+    };
+    match meant.iter().find(|event| !is_found(event)) {
+        // With `--failed` no event was named, so one that went meanwhile is not an error.
+        Some(event) if which.failed.is_none() => Err(gone(event)),
         Some(_) | None => Ok(found),
     }
 }
 
 async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, Failure> {
-    let found = chosen(events, &asked.which, asked.receiver_keeps).await?;
-    // Waiting and failed ones.
-    let can_go: Vec<_> = found.rows().iter().filter(|row| [1, 2].contains(&row.number("state"))).collect();
+    let found = chosen(events, &asked.which).await?;
+    let waits = [EventState::Waiting, EventState::Failed].map(|state| i64::from(state.number()));
+    let can_go: Vec<_> = found.rows().iter().filter(|row| waits.contains(&row.number("state"))).collect();
     if can_go.is_empty() {
         return Err(Failure::refused(
             "none of them waits for its next try or has failed: what is pending goes by itself, and what is behind another \
              goes after that one",
         ));
     }
-    let stale = can_go.iter().filter(|row| is_set(row, "stale")).count();
+    let span = |row: &Row, column: &str| row.get(column).as_u64().map(Duration::from_micros);
+    let is_stale = |row: &Row| {
+        let keeps = span(row, "receiver_keeps").unwrap_or(RECEIVER_KEEPS);
+        is_set(row, "set_aside") || span(row, "first_sent_ago").is_some_and(|ago| is_stale(ago, keeps))
+    };
+    let stale = can_go.iter().filter(|row| is_stale(row)).count();
     if stale > 0 && !asked.stale {
         return Err(Failure::refused(format!(
             "{} of them are stale: a copy may have been sent so long ago that the receivers no longer know it, and another \
@@ -145,13 +167,12 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
         return Ok(Report::said(format!("{} would be sent", number(count))));
     }
     confirm(&format!("This sends {} events", number(count)), asked.yes.yes)?;
-    let numbers: Vec<i64> = can_go.iter().map(|row| row.number("event")).collect();
-    let going = events.retry(&numbers, asked.stale).await?;
+    let going = events.retry(&names(can_go)?, asked.stale).await?;
     Ok(Report::said(format!("{} may go: a running relay sends them within seconds", thousands(going))))
 }
 
 async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Failure> {
-    let found = chosen(events, &asked.which, RECEIVER_KEEPS).await?;
+    let found = chosen(events, &asked.which).await?;
     let in_hand: Vec<_> = found.rows().iter().filter(|row| is_set(row, "in_hand")).collect();
     if let Some(one) = in_hand.first() {
         let destination = one.text("destination");
@@ -173,8 +194,7 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
         &format!("This removes {} events for good, and nobody is told of what they say{sent}", number(count)),
         asked.yes.yes,
     )?;
-    let numbers: Vec<i64> = found.rows().iter().map(|row| row.number("event")).collect();
-    let skipped = events.skip(&numbers, &asked.because).await?;
+    let skipped = events.skip(&names(found.rows())?, &asked.because).await?;
     let left = match i64::try_from(count).unwrap_or(i64::MAX) - skipped {
         0 => String::new(),
         left => format!("; {} had gone meanwhile, or a relay has taken them", thousands(left)),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
-    outbox::{DestinationId, EventEnd, Leased, Outbox},
+    outbox::{DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent},
 };
 use idem_testkit::Decide as _;
 
@@ -44,18 +44,25 @@ impl<S: Store> Subject<S> {
         assert!(decisions.iter().all(idem_core::Decision::is_processed), "{decisions:?}");
     }
 
-    /// The numbers of the events that may go now.
-    async fn next(&self) -> Vec<i64> {
+    /// The events that may go now.
+    async fn next(&self) -> Vec<EventName> {
         let next = self.outbox.next(self.payments, 100, 1 << 20).await.unwrap();
-        next.iter().map(|event| event.number.0).collect()
+        next.iter().map(OutgoingEvent::name).collect()
     }
 
-    async fn fail(&self, event: i64, error: &str) {
+    async fn fail(&self, event: &EventName, error: &str) {
         let end = EventEnd::Failed { error: error.to_owned(), may_be_sent: true };
         let next = self.outbox.next(self.payments, 100, 1 << 20).await.unwrap();
-        let event = next.iter().find(|next| next.number.0 == event).unwrap();
+        let event = next.iter().find(|next| next.name() == *event).unwrap();
         self.outbox.settle(self.payments, &[(event, end)]).await.unwrap();
-        assert_eq!(self.next().await, [0_i64; 0], "the others are behind it");
+        assert!(self.next().await.is_empty(), "the others are behind it");
+    }
+
+    /// A relay has the destination, with this setting, and lets go of it.
+    async fn relayed(&self, receiver_keeps: Duration) {
+        let request = LeaseRequest::new("a", Duration::from_secs(60)).receiver_keeps(receiver_keeps);
+        assert_eq!(self.outbox.lease(self.payments, request).await.unwrap(), Leased::Mine);
+        self.outbox.release(self.payments, "a").await.unwrap();
     }
 }
 
@@ -63,10 +70,10 @@ impl<S: Store> Subject<S> {
 async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, idem: impl Fn(&[&str]) -> Answer) {
     let ask = |line: &str| idem(&line.split_whitespace().collect::<Vec<_>>());
     let events = subject.next().await;
-    let [first, second, third] = events[..] else { panic!("{events:?}") };
+    let [first, second, third] = &events[..] else { panic!("{events:?}") };
     let listed = ask("outbox list --json").json();
     assert_eq!(listed["destinations"][0]["pending"], 3, "{listed}");
-    assert_eq!(listed["events"][2]["event"], third, "{listed}");
+    assert_eq!(listed["events"][2]["event"], third.to_string(), "{listed}");
     assert!(ask("outbox list --limit 1").ok().contains("1 of 3, the oldest"));
     ask("outbox list --destination nowhere").refused("there is no destination \"nowhere\"");
     ask("outbox list --state lost").refused("must be one of pending, waiting, failed, behind");
@@ -83,9 +90,10 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(!ask(&format!("outbox show {first}")).ok().contains(PAYLOAD), "only where it is asked for");
     let shown = ask(&format!("outbox show {first} --payload")).ok();
     assert!(shown.contains(&format!("{PAYLOAD} told")) && shown.contains("customer-7"), "{shown}");
-    ask("outbox show 999").refused("there is no event 999");
+    ask("outbox show 999:key").refused("there is no event 999:key");
 
-    ask("outbox retry 999 --yes").refused("there is no event 999");
+    ask("outbox retry 999:key --yes").refused("there is no event 999:key");
+    ask(&format!("outbox retry {} --yes", first.number)).refused("named by its number and its key");
     ask(&format!("outbox retry {second} --yes")).refused("none of them waits for its next try or has failed");
     ask("outbox retry --failed nowhere --yes").refused("there is no destination \"nowhere\"");
     ask("outbox retry --yes").refused("required");
@@ -93,7 +101,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));
     assert!(ask("outbox retry --failed payments --yes").ok().contains("1 may go"));
     ask("outbox retry --failed payments --yes").refused("no event for \"payments\" has failed");
-    assert_eq!(subject.next().await[..1], [first]);
+    assert_eq!(subject.next().await[0], *first);
 
     subject.fail(first, "stale: a copy of it may have been sent 8 days ago").await;
     ask(&format!("outbox retry {first} --yes")).refused("1 of them are stale");
@@ -104,16 +112,21 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     subject.fail(first, "again").await;
     // O25: a copy may have been sent, and for all that is known its receivers have forgotten it.
     assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
-    ask(&format!("outbox retry {first} --receiver-keeps 1h --yes")).refused("1 of them are stale");
+    // O51: as the relay that had the destination last knows it.
+    subject.relayed(Duration::from_secs(3_600)).await;
+    assert_eq!(ask("outbox list --json").json()["destinations"][0]["receiver_keeps"], "60 min");
+    ask(&format!("outbox retry {first} --yes")).refused("1 of them are stale");
+    subject.relayed(Duration::from_secs(7_200)).await;
     assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));
     ask(&format!("outbox skip {first} --yes")).refused("--because");
     let why = ["outbox", "skip", &first.to_string(), "--because", "paid by hand", "--yes"];
     assert!(idem(&why).ok().contains("1 skipped"));
-    assert_eq!(subject.next().await, [second, third], "they go at once");
+    assert_eq!(subject.next().await, [second.clone(), third.clone()], "they go at once");
 
     ask("outbox pause nowhere --reason deploy").refused("there is no destination \"nowhere\"");
     ask("outbox pause payments --reason their-deploy").ok();
-    let lease = async || subject.outbox.lease(subject.payments, "a", Duration::from_secs(60)).await.unwrap();
+    let request = LeaseRequest::new("a", Duration::from_secs(60));
+    let lease = async || subject.outbox.lease(subject.payments, request).await.unwrap();
     assert_eq!(lease().await, Leased::Paused);
     assert!(ask("doctor").out.contains("payments is paused, and 2 events wait"));
     ask("outbox resume payments").ok();
@@ -129,18 +142,18 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     let skipped = idem(&why).ok();
     assert!(skipped.contains("1 skipped") && !skipped.contains("a copy of"), "{skipped}");
     ask("outbox resume payments").ok();
-    assert_eq!(subject.next().await, [third]);
+    assert_eq!(subject.next().await, [third.clone()]);
     // A relay whose lease ran out may have sent the events that could go by then.
-    let brief = Duration::from_millis(1);
-    assert_eq!(subject.outbox.lease(subject.payments, "a", brief).await.unwrap(), Leased::Mine);
+    let brief = LeaseRequest::new("a", Duration::from_millis(1));
+    assert_eq!(subject.outbox.lease(subject.payments, brief).await.unwrap(), Leased::Mine);
     let told = || ask(&format!("outbox skip {third} --because it-was-sent --dry-run"));
     assert!((0..1_000).any(|_| told().status == 0), "its lease does not run out");
     assert!(told().ok().contains("1 would be skipped; a copy of 1 may have been sent before"));
 }
 
 /// The trail's lines about it: actor, act, and the event.
-fn trail([first, second]: [i64; 2]) -> Vec<String> {
-    let event = format!("event {first} for payments");
+fn trail([first, second]: [&EventName; 2]) -> Vec<String> {
+    let event = format!("event {} for payments", first.number);
     [
         format!("read-event {event}"),
         format!("read-event-payload {event}"),
@@ -150,7 +163,7 @@ fn trail([first, second]: [i64; 2]) -> Vec<String> {
         "pause-outbox payments: their-deploy".to_owned(),
         "resume-outbox payments".to_owned(),
         "pause-outbox payments: skipping".to_owned(),
-        format!("skip-event event {second} for payments: sent by hand"),
+        format!("skip-event event {} for payments: sent by hand", second.number),
         "resume-outbox payments".to_owned(),
     ]
     .to_vec()
@@ -163,7 +176,7 @@ const TRAIL: &str =
 async fn o30_on_postgres() {
     let fixture = Fixture::new().await;
     let subject = Subject::new(fixture.store.clone()).await;
-    let [first, second, _] = subject.next().await[..] else { panic!("three events") };
+    let [first, second, _] = &subject.next().await[..] else { panic!("three events") };
     o30_events_are_seen_sent_and_skipped(&subject, |arguments| fixture.idem_with(arguments)).await;
     assert_eq!(fixture.texts(&TRAIL.replace("{audit}", "audit")).await, trail([first, second]));
     let keys = "SELECT DISTINCT idempotency_key IS NULL FROM audit WHERE action LIKE '%-event%'";
@@ -176,9 +189,127 @@ async fn o30_on_sqlite() {
     let file = crate::sqlite::File::new();
     file.idem("migrate up").ok();
     let subject = Subject::new(file.store().await).await;
-    let [first, second, _] = subject.next().await[..] else { panic!("three events") };
+    let [first, second, _] = &subject.next().await[..] else { panic!("three events") };
     o30_events_are_seen_sent_and_skipped(&subject, |arguments| file.idem_with(arguments)).await;
     assert_eq!(file.texts(&TRAIL.replace("{audit}", "idem_audit")).await, trail([first, second]));
+}
+
+/// O50: since the failover that the operator waited for, a lost event's number is another one's.
+async fn o50_an_operator_names_an_event_by_its_number_and_its_key<S: Store>(
+    subject: &Subject<S>,
+    idem: impl Fn(&[&str]) -> Answer,
+    run: impl AsyncFn(String),
+    outbox: &str,
+) {
+    let [lost, new, _] = &subject.next().await[..] else { panic!("three events") };
+    run(format!("DELETE FROM {outbox} WHERE number = {}", lost.number)).await;
+    run(format!("UPDATE {outbox} SET number = {} WHERE number = {}", lost.number, new.number)).await;
+    let new = &EventName { number: lost.number, key: new.key.clone() };
+    let skip = |event: &EventName| idem(&["outbox", "skip", &event.to_string(), "--because", "paid by hand", "--yes"]);
+    skip(lost).refused(&format!("there is no event {lost}"));
+    idem(&["outbox", "show", &lost.to_string(), "--payload"]).refused(&format!("there is no event {lost}"));
+    subject.fail(new, "the topic takes 1000 bytes").await;
+    idem(&["outbox", "retry", &lost.to_string(), "--yes"]).refused(&format!("there is no event {lost}"));
+    assert!(subject.next().await.is_empty(), "nothing was let go");
+    assert!(skip(new).ok().contains("1 skipped"));
+    assert_eq!(subject.next().await.len(), 1);
+}
+
+const SKIPPED: &str = "SELECT count(*) FROM {audit} WHERE action LIKE '%-event%' AND action <> 'skip-event'";
+
+#[tokio::test]
+async fn o50_on_postgres() {
+    let fixture = Fixture::new().await;
+    let subject = Subject::new(fixture.store.clone()).await;
+    let idem = |arguments: &[&str]| fixture.idem_with(arguments);
+    let run = async |statement: String| fixture.run(&statement).await;
+    o50_an_operator_names_an_event_by_its_number_and_its_key(&subject, idem, run, "outbox").await;
+    assert_eq!(fixture.texts(&SKIPPED.replace("count(*)", "count(*)::text").replace("{audit}", "audit")).await, ["0"]);
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn o50_on_sqlite() {
+    let file = crate::sqlite::File::new();
+    file.idem("migrate up").ok();
+    let subject = Subject::new(file.store().await).await;
+    let idem = |arguments: &[&str]| file.idem_with(arguments);
+    let run = async |statement: String| file.run(&statement).await;
+    o50_an_operator_names_an_event_by_its_number_and_its_key(&subject, idem, run, "idem_outbox").await;
+    let skipped = SKIPPED.replace("count(*)", "CAST(count(*) AS TEXT)").replace("{audit}", "idem_audit");
+    assert_eq!(file.texts(&skipped).await, ["0"]);
+}
+
+/// O32: looks have passed a failed event by, and the command lets it go.
+#[tokio::test]
+async fn o32_an_event_that_an_operator_lets_go_is_found() {
+    let fixture = Fixture::new().await;
+    let subject = Subject::new(fixture.store.clone()).await;
+    let first = subject.next().await.remove(0);
+    subject.fail(&first, "the topic takes 1000 bytes").await;
+    fixture.run("UPDATE outbox_destinations SET pending_from = (SELECT last_value FROM outbox_numbers)").await;
+    assert!(fixture.idem(&format!("outbox retry {first} --yes")).ok().contains("1 may go"));
+    assert_eq!(subject.next().await[0], first);
+    fixture.drop().await;
+}
+
+/// Forwards each message under its own key.
+struct Forwarding;
+
+impl<S: Store> Handler<S> for Forwarding {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        tx.publish(message, Event::to("payments").same_key().body(PAYLOAD))?;
+        Ok(())
+    }
+}
+
+/// O52, O53: a reader that forgets its events' keys too soon, and two writers whose events have one key.
+async fn o52_o53_a_chain_that_runs_twice_or_not_at_all_is_found<S: Store>(
+    subject: &Subject<S>,
+    doctor: impl Fn() -> Answer,
+    run: impl AsyncFn(String),
+    [consumers, day]: [&str; 2],
+) {
+    subject.relayed(Duration::from_secs(7 * 86_400)).await;
+    let forgets = "orders keeps its records for 24 h, and reads payments, whose events may come again for 7 days";
+    run(format!("UPDATE {consumers} SET bound_to = 'kafka:cluster/payments/group', retention = {day}")).await;
+    let told = doctor();
+    assert!(told.status == 1 && told.out.contains(forgets), "{told:?}");
+    assert!(!told.out.contains("under the same keys"), "{told:?}");
+    run(format!("UPDATE {consumers} SET retention = 7 * {day}")).await;
+    assert!(!doctor().out.contains("and reads payments"));
+    run(format!("UPDATE {consumers} SET bound_to = 'kafka:cluster/purchases/group', retention = {day}")).await;
+    assert!(!doctor().out.contains("and reads payments"));
+
+    for name in ["billing", "ledger"] {
+        let builder = DedupConsumer::builder_shared(Arc::clone(&subject.store), name).publishes_to(["payments"]);
+        let consumer = builder.handler(Forwarding).effects(Effects::InTransaction).build().unwrap();
+        let keys: &[&str] = if name == "billing" { &["a", "b", "c"] } else { &["b", "c", "d"] };
+        consumer.decisions(keys.iter().map(|key| message(key)).collect()).await.unwrap();
+    }
+    let told = doctor();
+    let collide = "billing, ledger send events under the same keys to payments, 2 of those that wait";
+    assert!(told.out.contains(collide), "{told:?}");
+}
+
+#[tokio::test]
+async fn o52_o53_on_postgres() {
+    let fixture = Fixture::new().await;
+    let subject = Subject::new(fixture.store.clone()).await;
+    let run = async |statement: String| fixture.run(&statement).await;
+    let names = ["consumers", "interval '1 day'"];
+    o52_o53_a_chain_that_runs_twice_or_not_at_all_is_found(&subject, || fixture.idem("doctor"), run, names).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn o52_o53_on_sqlite() {
+    let file = crate::sqlite::File::new();
+    file.idem("migrate up").ok();
+    let subject = Subject::new(file.store().await).await;
+    let run = async |statement: String| file.run(&statement).await;
+    let names = ["idem_consumers", "86400000000"];
+    o52_o53_a_chain_that_runs_twice_or_not_at_all_is_found(&subject, || file.idem("doctor"), run, names).await;
 }
 
 /// A build without a broker's client says so, and how to get one that has it.

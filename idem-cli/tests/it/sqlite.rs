@@ -76,9 +76,9 @@ impl File {
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.unwrap()
     }
 
-    async fn run(&self, statements: &'static str) {
+    pub(crate) async fn run(&self, statements: &str) {
         let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
-        sqlx::raw_sql(statements).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&mut connection).await.unwrap();
     }
 
     /// The lines of the trail: who did what to which key.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{
     event::{Destination, Event, PublishError},
-    id::derived,
+    id::derived_id,
     result::{REFERENCE_BYTES_MAX, ResultBody},
 };
 use crate::{
@@ -176,7 +176,7 @@ impl<'m> Collector<'m> {
             let id = if bugs::planted(Bug::RandomId) {
                 uuid::Uuid::from_u128(fastrand::u128(..))
             } else {
-                derived(std::iter::once(b"idem:event:v1".as_slice()).chain(parts.map(str::as_bytes)))
+                derived_id(std::iter::once(b"idem:event:v1".as_slice()).chain(parts.map(str::as_bytes)))
             };
             let text = declared.id_form.text(id);
             IdempotencyKey::new(&text).map_err(|_| PublishError::invalid("id", &text, "it must be a key"))?

@@ -65,10 +65,6 @@ impl fmt::Display for IdForm {
 ///
 /// Knowing the parts is enough to compute the id, so it is not a secret.
 pub fn derived_id<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> Uuid {
-    derived(parts)
-}
-
-pub(crate) fn derived<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> Uuid {
     let mut hasher = Sha256::new();
     for part in parts {
         hasher.update((part.len() as u64).to_be_bytes());
@@ -91,7 +87,7 @@ mod tests {
 
     #[test]
     fn parts_that_run_into_each_other_are_other_ids() {
-        let parts = |a: &'static [u8], b: &'static [u8]| derived([a, b]);
+        let parts = |a: &'static [u8], b: &'static [u8]| derived_id([a, b]);
         assert_ne!(parts(b"ab", b"c"), parts(b"a", b"bc"));
         assert_ne!(parts(b"ab", b""), parts(b"", b"ab"));
     }

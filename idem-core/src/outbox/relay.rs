@@ -27,7 +27,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{carrier::Carrier, state::State};
 pub use self::{
-    settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route},
+    settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route, is_stale},
     state::{RelayStanding, RelayView, Relayed},
 };
 use super::Outbox;

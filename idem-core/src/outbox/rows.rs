@@ -2,18 +2,20 @@
 
 use std::{
     fmt,
+    str::FromStr,
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{event::Destination, result::ResultBody};
+use super::{RECEIVER_KEEPS, event::Destination, result::ResultBody};
 use crate::{
     error::StoreError,
     hash::PayloadHash,
     key::IdempotencyKey,
     message::{ConsumerName, Headers, OrderingKey},
+    setters::setters,
     store::ScopeId,
 };
 
@@ -34,6 +36,38 @@ pub struct EventNumber(pub i64);
 impl fmt::Display for EventNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The name of a stored event, for people and their commands: `4711:3f0c…`, its number and the key by which its receivers know it.
+/// The number alone says too little: a server that takes over without the last commits, as after a restore, draws it again for another
+/// event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventName {
+    /// Its number.
+    pub number: EventNumber,
+    /// Its key.
+    pub key: IdempotencyKey,
+}
+
+impl fmt::Display for EventName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.number, self.key)
+    }
+}
+
+/// A text that names no event.
+#[derive(Debug, thiserror::Error)]
+#[error("an event is named by its number and its key, as `idem outbox list` prints it: 4711:KEY")]
+pub struct ParseEventNameError;
+
+impl FromStr for EventName {
+    type Err = ParseEventNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (number, key) = text.split_once(':').ok_or(ParseEventNameError)?;
+        let number = EventNumber(number.parse().map_err(|_| ParseEventNameError)?);
+        Ok(Self { number, key: IdempotencyKey::new(key).map_err(|_| ParseEventNameError)? })
     }
 }
 
@@ -205,6 +239,12 @@ pub struct OutgoingEvent {
 }
 
 impl OutgoingEvent {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> EventName {
+        EventName { number: self.number, key: self.key.clone() }
+    }
+
     /// An event that was never sent, without headers.
     #[must_use]
     pub fn new(
@@ -256,6 +296,32 @@ pub enum EventEnd {
     },
 }
 
+/// A relay that asks for a destination.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct LeaseRequest<'r> {
+    /// Identifies the relay, also to people.
+    pub relay: &'r str,
+    /// For how long it asks.
+    pub time: Duration,
+    /// How long the destination's receivers recognise a copy, by this relay's [route](super::Route::receiver_keeps). The commands of
+    /// an operator go by the last one.
+    pub receiver_keeps: Duration,
+}
+
+impl<'r> LeaseRequest<'r> {
+    /// A request for this long, with the default time of receivers.
+    #[must_use]
+    pub fn new(relay: &'r str, time: Duration) -> Self {
+        Self { relay, time, receiver_keeps: RECEIVER_KEEPS }
+    }
+
+    setters! {
+        /// Sets how long receivers recognise a copy.
+        receiver_keeps: Duration,
+    }
+}
+
 /// The holder of a destination's lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leased {
@@ -292,6 +358,8 @@ pub struct OutboxBacklog {
     pub oldest: Option<Duration>,
     /// How long ago receivers may first have got a copy of one of its events, at most; `None` if none of them was ever sent.
     pub first_sent_ago: Option<Duration>,
+    /// How long its receivers recognise a copy, as the last relay had it; [`RECEIVER_KEEPS`] before the first one.
+    pub receiver_keeps: Duration,
     /// The name of the relay that has it now; `None` if none has.
     pub relayed_by: Option<String>,
     /// Whether an operator has paused it.
@@ -311,6 +379,7 @@ impl OutboxBacklog {
             behind: 0,
             oldest: None,
             first_sent_ago: None,
+            receiver_keeps: RECEIVER_KEEPS,
             relayed_by: None,
             is_paused: false,
         }
@@ -403,8 +472,8 @@ impl StoredEvent {
 ///    skips it.
 /// 4. Settling an event that is gone, or for a relay whose lease has ended, does no harm: confirmed events are removed, and a
 ///    later state never brings an event back.
-/// 5. An event is settled by its number and its key. A server that takes over without the last commits, as after a restore, may
-///    give another event the number of one that it has lost, and the end of that one says nothing about the other.
+/// 5. An event is settled, retried and skipped by its number and its key. A server that takes over without the last commits, as after
+///    a restore, may give another event the number of one that it has lost, and the end of that one says nothing about the other.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 #[async_trait]
@@ -415,9 +484,9 @@ pub trait Outbox: Send + Sync + 'static {
     /// [`StoreError::Refused`] if a destination was declared with another form of ids.
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError>;
 
-    /// Takes or renews the lease of a destination, by the database's clock. `relay` identifies the relay, also to people. If it is
+    /// Takes or renews the lease of a destination, by the database's clock, and notes how long its receivers recognise a copy. If it is
     /// taken over from another relay, whose lease has run out, that one may have sent any event that could go by then and has no outcome.
-    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError>;
+    async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError>;
 
     /// Ends a lease before its time, if the relay has it.
     async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError>;
@@ -446,10 +515,10 @@ pub trait Outbox: Send + Sync + 'static {
     ) -> Result<Vec<StoredEvent>, StoreError>;
 
     /// Releases these waiting or failed events at once, and counts their attempts anew. Returns how many there were.
-    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError>;
+    async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError>;
 
     /// Removes these events unsent, and releases the events behind them. Returns how many there were.
-    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError>;
+    async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError>;
 
     /// Pauses a destination, or resumes it. Returns whether it exists.
     async fn pause(&self, destination: &str, is_paused: bool) -> Result<bool, StoreError>;

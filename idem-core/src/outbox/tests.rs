@@ -164,3 +164,13 @@ fn causes_travel_and_the_trace_is_no_content() {
     assert_eq!((sent.headers.text(CAUSE), sent.headers.text(CAUSED_BY)), (Some("order-1"), Some("order-1")));
     assert_eq!(sent.key, joined.key);
 }
+
+#[test]
+fn an_event_is_read_back_from_its_name() {
+    let name = EventName { number: EventNumber(4711), key: IdempotencyKey::new("payments/a:b").expect("a key") };
+    assert_eq!(name.to_string(), "4711:payments/a:b");
+    assert_eq!(name.to_string().parse::<EventName>().ok(), Some(name));
+    for wrong in ["", "4711", "4711:", ":key", "key:4711", "4711 :key"] {
+        assert!(wrong.parse::<EventName>().is_err(), "{wrong}");
+    }
+}

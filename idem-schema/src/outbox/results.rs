@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use idem_core::{Bytes, Headers, ResultBody, StoreError, outbox::KeptResult, store::Claim};
 
+use super::damaged_in;
 use crate::{ClaimedId, decode_headers, key_id, row::Row};
 
 /// The bits of `kind`: for an error, and for an answer whose body and headers were erased.
@@ -33,10 +34,7 @@ pub fn kept_beside(row: &Row) -> Result<Option<KeptResult>, StoreError> {
 }
 
 fn kept(row: &Row) -> Result<KeptResult, StoreError> {
-    let damaged = |what: &str| StoreError::Schema {
-        problem: format!("a row of processed_results holds a damaged {what}"),
-        cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
-    };
+    let damaged = |what: &str| damaged_in("processed_results", what);
     let kind: i32 = row.get("kind")?;
     let is_error = kind & ERROR != 0;
     let status: Option<i32> = row.get("status")?;

@@ -22,13 +22,14 @@ SELECT free.id::int4, $1::text, $2::text FROM pg_catalog.unnest($3::int8[]) WITH
 WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
 ON CONFLICT DO NOTHING RETURNING id, id_form";
 
-    /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`. Result, one row: `mine bool`,
-    /// `paused bool`, `left` in µs or NULL.
+    /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`, 4 for how many µs receivers recognise a
+    /// copy `int8`. Result, one row: `mine bool`, `paused bool`, `left` in µs or NULL.
     lease: "\
 WITH leased AS (
     UPDATE {schema}.outbox_destinations AS d
     SET relayed_by = $2::text, relayed_until = pg_catalog.clock_timestamp() + $3::int8::float8 * interval '1 microsecond',
-        relay_lost_at = CASE WHEN d.relayed_by <> $2::text THEN d.relayed_until ELSE d.relay_lost_at END
+        relay_lost_at = CASE WHEN d.relayed_by <> $2::text THEN d.relayed_until ELSE d.relay_lost_at END,
+        receiver_keeps = $4::int8::float8 * interval '1 microsecond'
     WHERE d.id = $1::int4 AND d.paused_at IS NULL
         AND (d.relayed_by IS NULL OR d.relayed_by = $2::text OR d.relayed_until <= pg_catalog.clock_timestamp())
     RETURNING d.id
@@ -66,9 +67,10 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// The waiting events. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names:
     /// `id int4`, `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`,
-    /// `oldest` and `first_sent_ago` in µs or NULL.
+    /// `oldest`, `first_sent_ago` and `receiver_keeps` in µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
+    (extract(epoch FROM d.receiver_keeps) * 1000000::numeric)::int8 AS receiver_keeps,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
     n.pending, n.waiting, n.failed, n.behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,
@@ -92,12 +94,12 @@ LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
 WHERE ($1::text IS NULL OR d.name = $1::text) AND ($2::int4 IS NULL OR o.state::int4 = $2::int4)
 ORDER BY o.number LIMIT $3::int8";
 
-    /// Lets waiting and failed events go again. Parameter: 1 numbers `int8[]`. Result, one row: `events int8`.
-    retry_events: "SELECT {schema}.retry_events($1::int8[]) AS events";
+    /// Lets waiting and failed events go again. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one row: `events int8`.
+    retry_events: "SELECT {schema}.retry_events($1::int8[], $2::text[], false) AS events";
 
-    /// Removes events unsent, and lets those go that waited behind them. Parameter: 1 numbers `int8[]`. Result, one row: `events
-    /// int8`.
-    skip_events: "SELECT {schema}.skip_events($1::int8[]) AS events";
+    /// Removes events unsent, and lets those go that waited behind them. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one
+    /// row: `events int8`.
+    skip_events: "SELECT {schema}.skip_events($1::int8[], $2::text[]) AS events";
 
     /// Pauses a destination or lets it go on. Parameters: 1 name `text`, 2 whether it is paused `bool`. Result, a row where there
     /// is one of this name: `id int4`.

@@ -88,7 +88,7 @@ SELECT
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
                 'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
-                'settle_events(integer, bigint[], text[], json)', 'retry_events(bigint[])', 'skip_events(bigint[])',
+                'settle_events(integer, bigint[], text[], json)', 'retry_events(bigint[], text[], boolean)', 'skip_events(bigint[], text[])',
                 'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
                 'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')

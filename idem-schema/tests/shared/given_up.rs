@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::{
     StoreError,
-    outbox::{EventEnd, Outbox},
+    outbox::{EventEnd, LeaseRequest, Outbox},
 };
 use idem_testkit::outgoing_event;
 
@@ -24,8 +24,10 @@ pub(crate) async fn nothing_piles_up(
     let event = outgoing_event("event-1", "");
     let ends = [(&event, EventEnd::Published)];
     for _ in 0..10 {
-        let (settled, leased) =
-            tokio::join!(outbox.settle(id, &ends), outbox.lease(id, "relay", Duration::from_secs(1)));
+        let (settled, leased) = tokio::join!(
+            outbox.settle(id, &ends),
+            outbox.lease(id, LeaseRequest::new("relay", Duration::from_secs(1)))
+        );
         assert!(matches!(settled, Err(StoreError::Unavailable { .. })), "{settled:?}");
         assert!(matches!(leased, Err(StoreError::Unavailable { .. })), "{leased:?}");
     }

@@ -5,7 +5,12 @@ use std::{path::PathBuf, time::Duration};
 use clap::ValueEnum;
 use idem_core::Retention;
 
-use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans};
+use crate::{
+    cleanup::CleanupFlags,
+    database::DatabaseSettings,
+    flags::{EventFormat, Flags},
+    sizes, spans,
+};
 
 /// The settings of a service over HTTP. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -69,8 +74,39 @@ pub(crate) enum ProfileFlag {
 }
 
 impl HttpFlags {
+    /// With the settings that the profile chooses where none were given. Guardia's rules want the key in the payload of an event.
+    pub(super) fn as_the_profile_says(mut self) -> Self {
+        if self.profile == ProfileFlag::Guardia {
+            self.common.event_format.get_or_insert(EventFormat::Structured);
+        }
+        self
+    }
+
     /// Connections are called after the service.
     pub(crate) fn for_database<'s>(&'s self, name: &'s str) -> DatabaseSettings<'s> {
         self.common.for_database(name, &self.cleanup)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    /// The rules of guardia want the key in the payload; whoever says otherwise is obeyed.
+    #[test]
+    fn guardias_events_are_structured_by_default() {
+        for (given, wanted) in [
+            (&["--profile", "guardia"][..], Some(EventFormat::Structured)),
+            (&["--profile", "guardia", "--event-format", "binary"], Some(EventFormat::Binary)),
+            (&["--profile", "stripe"], None),
+            (&[], None),
+        ] {
+            let line = ["service", "--database-url", "sqlite://x"].iter().chain(given);
+            let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
+            let flags = HttpFlags::from_arg_matches(&matches).unwrap().as_the_profile_says();
+            assert_eq!(flags.common.event_format, wanted, "{given:?}");
+        }
     }
 }

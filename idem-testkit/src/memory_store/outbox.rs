@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, OrderingKey, ResultBody, StoreError, Tenant,
     outbox::{
-        DestinationId, EventEnd, EventNumber, EventState, IdForm, KeptResult, Leased, NewEvent, NewResult, Outbox,
-        OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult, LeaseRequest, Leased,
+        NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
     },
     store::{Interned, ScopeId},
 };
@@ -90,6 +90,7 @@ struct DestinationRow {
     relay: Option<(String, SystemTime)>,
     /// When the lease last ran out that another relay then took over.
     lost_at: Option<SystemTime>,
+    receiver_keeps: Duration,
     is_paused: bool,
 }
 
@@ -181,7 +182,9 @@ impl Events {
         let free = numbers.into_iter().find(|id| !self.destinations.contains_key(id));
         let id = free.ok_or(StoreError::Unsupported { what: "number so many destinations" })?;
         let (name, id_form) = (declared.name.clone(), declared.id_form);
-        self.destinations.insert(id, DestinationRow { name, id_form, relay: None, lost_at: None, is_paused: false });
+        let (relay, lost_at, receiver_keeps) = (None, None, RECEIVER_KEEPS);
+        let row = DestinationRow { name, id_form, relay, lost_at, receiver_keeps, is_paused: false };
+        self.destinations.insert(id, row);
         Ok(id)
     }
 
@@ -276,6 +279,10 @@ impl Events {
         }
     }
 
+    fn is_there(&self, event: &EventName, by_number: bool) -> bool {
+        self.rows.get(&event.number).is_some_and(|row| by_number || row.event.key == event.key)
+    }
+
     fn retry(&mut self, number: EventNumber, now: SystemTime) -> bool {
         let waits = |row: &&mut EventRow| matches!(row.state, EventState::Waiting | EventState::Failed);
         let Some(row) = self.rows.get_mut(&number).filter(waits) else { return false };
@@ -289,6 +296,7 @@ impl Events {
             let id = *id;
             let mut backlog = OutboxBacklog::new(row.name.clone(), id);
             backlog.is_paused = row.is_paused;
+            backlog.receiver_keeps = row.receiver_keeps;
             backlog.relayed_by = row.relay.as_ref().filter(|(_, until)| *until > now).map(|(relay, _)| relay.clone());
             let own = |row: &&EventRow| {
                 row.event.destination == id && scopes.is_none_or(|scopes| scopes.contains(&row.event.scope))
@@ -412,7 +420,8 @@ impl Outbox for MemoryOutbox {
         self.book("declaring destinations", declare).await?
     }
 
-    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
+    async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError> {
+        let LeaseRequest { relay, time, receiver_keeps, .. } = request;
         let everybodys = self.has(Defect::LeasesToAll);
         let lease = |state: &mut State| {
             let now = state.now();
@@ -431,6 +440,7 @@ impl Outbox for MemoryOutbox {
                         .filter(|(other, _)| other != relay)
                         .map_or(row.lost_at, |(_, until)| Some(*until));
                     row.relay = Some((relay.to_owned(), now + time));
+                    row.receiver_keeps = receiver_keeps;
                     Leased::Mine
                 }
             }
@@ -508,19 +518,26 @@ impl Outbox for MemoryOutbox {
         self.book("listing events", list).await
     }
 
-    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError> {
+        let by_number = self.has(Defect::SettlesByNumberAlone);
         let retry = |state: &mut State| {
             let now = state.now();
-            events.iter().filter(|number| state.events.retry(**number, now)).count() as u64
+            let retried =
+                |event: &&EventName| state.events.is_there(event, by_number) && state.events.retry(event.number, now);
+            events.iter().filter(retried).count() as u64
         };
         self.book("retrying events", retry).await
     }
 
-    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+    async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
         let defect = self.0.shared.defect;
+        let by_number = defect == Some(Defect::SettlesByNumberAlone);
         let skip = |state: &mut State| {
             let now = state.now();
-            events.iter().filter(|number| state.events.remove(**number, now, defect)).count() as u64
+            let skipped = |event: &&EventName| {
+                state.events.is_there(event, by_number) && state.events.remove(event.number, now, defect)
+            };
+            events.iter().filter(skipped).count() as u64
         };
         self.book("skipping events", skip).await
     }

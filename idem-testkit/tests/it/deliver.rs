@@ -3,10 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx, handler_fn,
-    store::Bookkeeping as _,
+    Decision, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
+    handler_fn, store::Bookkeeping as _,
 };
-use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
+use idem_testkit::{
+    Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, deliver_publishing, message,
+};
 
 /// The program of the README's "Test your handler" is `readme.rs`, which is compiled and runs here.
 #[test]
@@ -64,6 +66,41 @@ async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
 async fn a_handler_without_a_write_is_delivered_to() {
     let nothing = Arc::new(handler_fn(async |_: &Message, _: &mut Tx<'_, MemoryStore>| Ok(())));
     assert!(deliver(&Arc::new(MemoryStore::new()), &nothing, message("order-1", "250")).await.unwrap().is_processed());
+}
+
+/// Publishes and answers with a result, and fails on a payload of 0.
+struct Charging;
+
+impl Handler<MemoryStore> for Charging {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let cents: u64 = message.json()?;
+        tx.publish(message, Event::to("payments").body(cents.to_string()))?;
+        tx.set_result(message, ResultBody::new(format!("receipt {cents}")))?;
+        if cents == 0 { Err("nothing is free".into()) } else { Ok(()) }
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_gives_the_events_and_the_result_that_were_committed() {
+    let (store, charging) = (Arc::new(MemoryStore::new()), Arc::new(Charging));
+    let told = async |payload: &'static str| {
+        let delivered = deliver_publishing(&store, &charging, ["payments"], message("order-1", payload)).await.unwrap();
+        let events = delivered.events.iter().map(|(to, event)| format!("{to} {}", event.key)).collect::<Vec<_>>();
+        let result = delivered.result.map(|kept| String::from_utf8(kept.result.body.to_vec()).unwrap());
+        (delivered.decision, events, result)
+    };
+    let (failed, events, result) = told("0").await;
+    assert!(matches!(failed, Decision::Failed(..)), "{failed:?}");
+    assert_eq!((events.len(), result), (0, None), "nothing was committed");
+    let (first, events, result) = told("250").await;
+    assert!(first.is_processed() && events[0].starts_with("payments "), "{first:?} {events:?}");
+    assert_eq!((events.len(), result.as_deref()), (1, Some("receipt 250")));
+    let (again, events, result) = told("250").await;
+    assert!(again.is_skipped(), "{again:?}");
+    assert_eq!((events.len(), result.as_deref()), (0, Some("receipt 250")), "the first one, read back");
+    let (conflict, events, result) = told("251").await;
+    assert!(matches!(conflict, Decision::Conflict(..)), "{conflict:?}");
+    assert_eq!((events.len(), result), (0, None), "a conflict discloses nothing");
 }
 
 /// A13: only a handler that writes past its transaction makes the test warn on standard error.

@@ -2,29 +2,75 @@
 
 use std::time::Duration;
 
-use idem_core::outbox::{OutboxBacklog, RECEIVER_KEEPS};
+use idem_core::outbox::OutboxBacklog;
 
 use super::{list::span, number};
-use crate::report::Row;
+use crate::report::{Row, Table};
 
 /// An event that may go and is older has been waiting: a relay looks every second.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Half of the time for which receivers remember an event by default, and longer than a webhook is tried: an operator who looks
-/// now can still deliver it while they would recognise a copy.
-const OLD: Duration = Duration::from_secs(RECEIVER_KEEPS.as_secs() / 2);
+/// One row a finding, as those of the database. `readers` has `name`, `bound_to` and `retention` in microseconds of consumers,
+/// `shared_keys` the `destination`, `writers` and count of `keys` under which several writers send.
+pub(crate) fn findings(backlog: &[OutboxBacklog], readers: &Table, shared_keys: &Table) -> Vec<Row> {
+    let forgetful = readers.rows().iter().flat_map(|reader| backlog.iter().filter_map(|one| forgets(reader, one)));
+    backlog.iter().flat_map(of).chain(forgetful).chain(shared_keys.rows().iter().map(collide)).collect()
+}
 
-/// One row a finding, as those of the database.
-pub(crate) fn findings(backlog: &[OutboxBacklog]) -> Vec<Row> {
-    backlog.iter().flat_map(of).collect()
+fn finding(level: &str, finding: String, cure: String) -> Row {
+    Row::new([("level", level.into()), ("finding", finding.into()), ("cure", cure.into())])
+}
+
+/// O52: a reader of events that forgets their keys while copies may still come.
+fn forgets(reader: &Row, backlog: &OutboxBacklog) -> Option<Row> {
+    let OutboxBacklog { destination, receiver_keeps, .. } = backlog;
+    let retention = Duration::from_micros(reader.get("retention").as_u64()?);
+    if retention >= *receiver_keeps || !reads(reader.text("bound_to"), destination) {
+        return None;
+    }
+    let (name, keeps) = (reader.text("name"), span(*receiver_keeps));
+    let text = format!(
+        "{name} keeps its records for {}, and reads {destination}, whose events may come again for {keeps}: a late copy takes effect a \
+         second time",
+        span(retention)
+    );
+    let cure = format!(
+        "Give the workers of {name} a --retention of {keeps} at least and run idem retention set {name} TIME --existing, or the relay a \
+         --receiver-keeps that {name} reaches"
+    );
+    Some(finding("error", text, cure))
+}
+
+/// Whether a consumer that is bound to this reads the queue or topic that a relay knows by this name.
+fn reads(bound_to: &str, destination: &str) -> bool {
+    let Some((broker, place)) = bound_to.split_once(':') else { return false };
+    match broker {
+        "kafka" => place.split('/').nth(1) == Some(destination),
+        "rabbitmq" => place.strip_suffix(destination).is_some_and(|vhost| vhost.ends_with('/')),
+        // An ARN ends with account and queue, and the queue's URL too.
+        "sqs" => {
+            let mut of_arn = place.rsplit(':');
+            let mut of_url = destination.rsplit('/');
+            of_url.next() == of_arn.next() && of_url.next() == of_arn.next()
+        }
+        _ => false,
+    }
+}
+
+/// O53: receivers know an event by its key alone, so they take the second writer's for a copy of the first one's.
+fn collide(shared: &Row) -> Row {
+    let (destination, writers, keys) = (shared.text("destination"), shared.text("writers"), shared.number("keys"));
+    let text = format!(
+        "{writers} send events under the same keys to {destination}, {} of those that wait: its receivers take the second one for a copy",
+        number(keys)
+    );
+    let cure = "Leave .same_key() to one of them, or give each a destination of its own".to_owned();
+    finding("warning", text, cure)
 }
 
 fn of(backlog: &OutboxBacklog) -> Vec<Row> {
     let OutboxBacklog { destination, pending, waiting, failed, behind, oldest, first_sent_ago, .. } = backlog;
-    let OutboxBacklog { relayed_by, is_paused, .. } = backlog;
-    let finding = |level: &str, finding: String, cure: String| {
-        Row::new([("level", level.into()), ("finding", finding.into()), ("cure", cure.into())])
-    };
+    let OutboxBacklog { relayed_by, is_paused, receiver_keeps, .. } = backlog;
     let mut findings = Vec::new();
     let wait = pending + waiting;
     if *is_paused {
@@ -44,11 +90,14 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
         );
         findings.push(finding("warning", format!("the oldest event for {destination} is {} old", span(age)), cure));
     }
-    if let Some(ago) = first_sent_ago.filter(|ago| *ago > OLD) {
+    // Half of the time for which its receivers know a copy, by default longer than a webhook is tried: an operator who looks now can
+    // still deliver it meanwhile.
+    if let Some(ago) = first_sent_ago.filter(|ago| *ago > *receiver_keeps / 2) {
         let cure = format!(
-            "Have it sent or skip it while its receivers would still know a copy: for 7 days, unless the relay's \
-             receiver-keeps says otherwise. After that, less an hour, it is stale and waits for idem outbox retry --stale; \
-             idem outbox list --destination {destination} shows it"
+            "Have it sent or skip it while its receivers would still know a copy: for {}, as the relay's --receiver-keeps says. After \
+             that, less an hour, it is stale and waits for idem outbox retry --stale; idem outbox list --destination {destination} \
+             shows it",
+            span(*receiver_keeps)
         );
         let text =
             format!("a copy of an event that waits for {destination} may first have been sent {} ago", span(ago));
@@ -70,7 +119,7 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
-    use idem_core::outbox::DestinationId;
+    use idem_core::outbox::{DestinationId, RECEIVER_KEEPS};
 
     use super::*;
 
@@ -78,14 +127,18 @@ mod tests {
         let mut backlog = OutboxBacklog::new("payments".to_owned(), DestinationId(1));
         backlog.relayed_by = Some("host:1".to_owned());
         change(&mut backlog);
-        findings(&[backlog]).iter().map(|row| format!("{}: {}", row.text("level"), row.text("finding"))).collect()
+        let none = Table::default();
+        findings(&[backlog], &none, &none)
+            .iter()
+            .map(|row| format!("{}: {}", row.text("level"), row.text("finding")))
+            .collect()
     }
 
     #[test]
     fn an_outbox_that_is_emptied_is_no_finding() {
         assert_eq!(told(|backlog| (backlog.pending, backlog.oldest) = (3, Some(LATE))), Vec::<String>::new());
         assert_eq!(told(|backlog| backlog.relayed_by = None), Vec::<String>::new(), "nothing waits");
-        assert_eq!(told(|backlog| backlog.first_sent_ago = Some(OLD)), Vec::<String>::new());
+        assert_eq!(told(|backlog| backlog.first_sent_ago = Some(RECEIVER_KEEPS / 2)), Vec::<String>::new());
     }
 
     #[test]
@@ -101,5 +154,31 @@ mod tests {
         // O25: an event is safe to be sent again only while its receivers know the first copy.
         let old = told(|backlog| backlog.first_sent_ago = Some(Duration::from_secs(5 * 86_400)));
         assert_eq!(old, ["warning: a copy of an event that waits for payments may first have been sent 5 days ago"]);
+        // O51: by the relay's own setting.
+        let days = |days: u64| Duration::from_secs(days * 86_400);
+        let kept = told(|backlog| (backlog.first_sent_ago, backlog.receiver_keeps) = (Some(days(5)), days(14)));
+        assert_eq!(kept, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_reader_is_known_by_the_queue_or_topic_that_it_is_bound_to() {
+        let arn = "sqs:arn:aws:sqs:eu-central-1:123456789012:orders";
+        for (bound_to, destination) in [
+            ("kafka:M-kd9/orders/ledger/blue", "orders"),
+            ("rabbitmq:///orders", "orders"),
+            ("rabbitmq:live/orders/eu", "orders/eu"),
+            (arn, "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"),
+        ] {
+            assert!(reads(bound_to, destination), "{bound_to} {destination}");
+        }
+        for (bound_to, destination) in [
+            ("kafka:M-kd9/orders/ledger/blue", "ledger"),
+            ("rabbitmq:///my-orders", "orders"),
+            (arn, "https://sqs.eu-central-1.amazonaws.com/210987654321/orders"),
+            (arn, "orders"),
+            ("", ""),
+        ] {
+            assert!(!reads(bound_to, destination), "{bound_to} {destination}");
+        }
     }
 }

@@ -66,6 +66,7 @@ fn of_destination(backlog: &OutboxBacklog) -> Row {
         ("behind", backlog.behind.into()),
         ("oldest", backlog.oldest.map(span).into()),
         ("first_sent", backlog.first_sent_ago.map(span).into()),
+        ("receiver_keeps", span(backlog.receiver_keeps).into()),
         ("relayed_by", backlog.relayed_by.as_deref().into()),
         ("paused", backlog.is_paused.into()),
     ])
@@ -74,10 +75,9 @@ fn of_destination(backlog: &OutboxBacklog) -> Row {
 fn of_event(stored: &StoredEvent) -> Row {
     let event = &stored.event;
     Row::new([
-        ("event", event.number.0.into()),
+        ("event", event.name().to_string().into()),
         ("destination", stored.destination.as_str().into()),
         ("consumer", event.consumer.as_str().into()),
-        ("key", event.key.as_str().into()),
         ("type", event.event_type.as_deref().into()),
         ("state", stored.state.as_str().into()),
         ("attempts", event.attempts.into()),

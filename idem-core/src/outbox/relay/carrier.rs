@@ -56,7 +56,7 @@ pub(super) struct Carrier {
     relay: Arc<str>,
     pub(super) outbox: Arc<dyn Outbox>,
     state: Arc<State>,
-    line: Arc<Line>,
+    pub(super) line: Arc<Line>,
     woken: watch::Receiver<u64>,
     pub(super) stopping: Stopping,
     /// Consecutive steps in which the destination confirmed nothing.
@@ -108,7 +108,7 @@ impl Carrier {
             }
             self.wait(self.settings.poll_idle).await;
         };
-        let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease);
+        let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease, self.route.receiver_keeps);
         let mut had_it = false;
         while !self.stopping.stop.is_cancelled() {
             let wait = match lease.ask().await {
@@ -160,10 +160,6 @@ impl Carrier {
                 }
             } => {}
         }
-    }
-
-    pub(super) fn line(&self) -> Arc<Line> {
-        Arc::clone(&self.line)
     }
 
     /// Whether another step may begin.
@@ -245,7 +241,7 @@ impl Carrier {
                 break;
             }
             let round: Vec<&OutgoingEvent> = places.iter().map(|place| &events[*place]).collect();
-            let mut answers = self.publish(&round).await;
+            let mut answers = give(&self.route, &self.settings, &self.line, &round).await;
             if planted(Bug::OneConfirmsAll) && answers.iter().any(Result::is_ok) {
                 answers.iter_mut().for_each(|answer| *answer = Ok(()));
             }
@@ -287,11 +283,6 @@ impl Carrier {
         self.note(id, judged.ends).await;
         // Another event may follow one of these in its ordering key.
         Ok(Vec::new())
-    }
-
-    /// One answer for each event, whatever the publisher does.
-    pub(super) async fn publish(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
-        give(&self.route, &self.settings, &self.line, events).await
     }
 
     /// Notes outcomes, and tries until the database has them: a confirmed event whose outcome is not noted is sent again.
@@ -435,8 +426,8 @@ impl<'e> Judged<'e> {
     }
 }
 
-/// Gives events to the publisher. Publishers are the application's code: they may panic, take too long, or return another number
-/// of answers.
+/// Gives events to the publisher. One answer for each event, whatever the publisher does: publishers are the application's code, and may panic,
+/// take too long, or return another number of answers.
 pub(super) async fn give(
     route: &Route,
     settings: &RelaySettings,

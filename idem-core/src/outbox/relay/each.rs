@@ -15,7 +15,7 @@ use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
-    outbox::{DestinationId, EventEnd, EventError, EventNumber, OutgoingEvent},
+    outbox::{DestinationId, EventEnd, EventError, OutgoingEvent},
 };
 
 /// Events that are read for each one that may be in flight: events behind another of their ordering key cannot begin.
@@ -44,13 +44,22 @@ struct Begun {
 }
 
 impl UnderWay {
-    fn holds(&self, event: &OutgoingEvent) -> bool {
-        let is_behind = |begun: &Begun| event.ordering_key.is_some() && begun.event.ordering_key == event.ordering_key;
-        self.events.iter().any(|begun| begun.event.number == event.number || is_behind(begun))
+    fn begin(&mut self, event: &Arc<OutgoingEvent>, call: BoxFuture<'static, Answered>) {
+        self.calls.push(call);
+        self.events.push(Begun { event: Arc::clone(event), at: Instant::now(), is_noted: false });
     }
 
-    fn ended(&mut self, number: EventNumber) {
-        self.events.retain(|begun| begun.event.number != number);
+    /// Whether this event is with the publisher, or one before it in its ordering key. A number alone says too little: a server that
+    /// took over without the last commits draws it again for another event (O41).
+    fn holds(&self, event: &OutgoingEvent) -> bool {
+        let is_it = |begun: &OutgoingEvent| begun.number == event.number && begun.key == event.key;
+        let is_before =
+            |begun: &OutgoingEvent| event.ordering_key.is_some() && begun.ordering_key == event.ordering_key;
+        self.events.iter().any(|begun| is_it(&begun.event) || is_before(&begun.event))
+    }
+
+    fn ended(&mut self, event: &Arc<OutgoingEvent>) {
+        self.events.retain(|begun| !Arc::ptr_eq(&begun.event, event));
     }
 }
 
@@ -121,13 +130,13 @@ impl Carrier {
                 self.outbox.settle(id, &[(&event, EventEnd::Published)]).await?;
             }
             let event = Arc::new(event);
-            let (route, settings, line) = (self.route.clone(), self.settings, self.line());
+            let (route, settings, line) = (self.route.clone(), self.settings, Arc::clone(&self.line));
             let given = Arc::clone(&event);
-            under_way.calls.push(Box::pin(async move {
+            let call = async move {
                 let answer = give(&route, &settings, &line, &[&given]).await.pop();
                 (given, answer.unwrap_or_else(|| Err(EventError::unconfirmed("no answer"))))
-            }));
-            under_way.events.push(Begun { event, at: Instant::now(), is_noted: false });
+            };
+            under_way.begin(&event, Box::pin(call));
             begun += 1;
         }
         Ok(begun)
@@ -156,7 +165,7 @@ impl Carrier {
             self.note(id, judged.ends).await;
         }
         // Only now, because the outbox returns them again until they are noted.
-        events.iter().for_each(|event| under_way.ended(event.number));
+        events.iter().for_each(|event| under_way.ended(event));
         confirmed?;
         failpoint!(RELAY_SETTLED).map_err(injected)
     }
@@ -188,5 +197,28 @@ impl Carrier {
             // Wait for the events in flight; begin none.
             rest(Duration::from_secs(1), &self.stopping).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{IdempotencyKey, outbox::relay::tests::event};
+
+    /// O41: two events of two servers have one number, and one of them is with the publisher.
+    #[test]
+    fn o41_an_event_under_way_is_known_by_its_number_and_its_key() {
+        let (lost, kept) = (event(1, None), Arc::new(event(2, None)));
+        let mut new = lost.clone();
+        new.key = IdempotencyKey::new("of the new server").expect("a key");
+        let (lost, new) = (Arc::new(lost), Arc::new(new));
+        let mut under_way = UnderWay::default();
+        let never = || Box::pin(std::future::pending::<Answered>());
+        under_way.begin(&lost, never());
+        under_way.begin(&kept, never());
+        assert!(under_way.holds(&lost) && !under_way.holds(&new));
+        under_way.begin(&new, never());
+        under_way.ended(&lost);
+        assert!(under_way.holds(&new) && under_way.holds(&kept) && !under_way.holds(&lost));
     }
 }

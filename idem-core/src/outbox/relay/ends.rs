@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Route, settings::STALE_MARGIN, told};
+use super::{Route, is_stale, told};
 use crate::{
     bugs::{Bug, planted},
     outbox::{EventEnd, EventError, OutgoingEvent},
@@ -54,7 +54,7 @@ pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &
 pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {
     let first = event.first_sent_ago?;
     let keeps = route.receiver_keeps;
-    (first + STALE_MARGIN > keeps).then(|| EventEnd::Failed {
+    is_stale(first, keeps).then(|| EventEnd::Failed {
         error: format!(
             "stale: a copy of it may have been sent {first:?} ago, and its receivers forget it after {keeps:?}, so another \
              one could have its effect twice; see whether they have it, then skip it or send it with `idem outbox`"

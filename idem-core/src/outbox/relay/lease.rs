@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::StoreError,
-    outbox::{DestinationId, Leased, Outbox},
+    outbox::{DestinationId, LeaseRequest, Leased, Outbox},
     spawn,
 };
 
@@ -18,6 +18,7 @@ pub(super) struct Lease {
     destination: DestinationId,
     relay: Arc<str>,
     time: Duration,
+    receiver_keeps: Duration,
     /// Until when the lease is certainly ours. Counted from before the request, so it ends here before it ends in the database.
     until: Mutex<Option<Instant>>,
 }
@@ -28,9 +29,10 @@ impl Lease {
         destination: DestinationId,
         relay: &Arc<str>,
         time: Duration,
+        receiver_keeps: Duration,
     ) -> Arc<Self> {
         let (outbox, relay) = (Arc::clone(outbox), Arc::clone(relay));
-        Arc::new(Self { outbox, destination, relay, time, until: Mutex::new(None) })
+        Arc::new(Self { outbox, destination, relay, time, receiver_keeps, until: Mutex::new(None) })
     }
 
     fn set(&self, until: Option<Instant>) {
@@ -48,9 +50,10 @@ impl Lease {
     pub(super) async fn ask(&self) -> Result<Leased, StoreError> {
         let asked_at = Instant::now();
         let (outbox, relay) = (Arc::clone(&self.outbox), Arc::clone(&self.relay));
-        let (destination, time) = (self.destination, self.time);
+        let (destination, time, keeps) = (self.destination, self.time, self.receiver_keeps);
         // The waiting call may be dropped, but the statement on the connection runs to its end.
-        let answer = spawn::finished(async move { outbox.lease(destination, &relay, time).await }).await?;
+        let ask = async move { outbox.lease(destination, LeaseRequest::new(&relay, time).receiver_keeps(keeps)).await };
+        let answer = spawn::finished(ask).await?;
         self.set(match &answer {
             Leased::Mine => Some(asked_at + self.time),
             Leased::Others { .. } | Leased::Paused => None,

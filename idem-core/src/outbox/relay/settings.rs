@@ -85,7 +85,14 @@ impl Route {
 
 /// How long before its receivers forget an event it is no longer sent. This covers the difference between two clocks, and the
 /// time for which a broker keeps an event before it delivers it.
-pub(super) const STALE_MARGIN: Duration = Duration::from_secs(60 * 60);
+const STALE_MARGIN: Duration = Duration::from_secs(60 * 60);
+
+/// Whether receivers that recognise a copy for `receiver_keeps` may have forgotten one that was sent this long ago, or forget it while
+/// another one is on its way. Relays send no such event, and operators only if they say so.
+#[must_use]
+pub fn is_stale(first_sent_ago: Duration, receiver_keeps: Duration) -> bool {
+    first_sent_ago.saturating_add(STALE_MARGIN) > receiver_keeps
+}
 
 /// The settings of a [`Relay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,11 +26,11 @@ impl OutboxStatements {
             ),
             backlog: text(BACKLOG),
             list_events: text(LIST_EVENTS),
-            retry_events: text(RETRY_EVENTS),
+            retry_events: text(&RETRY_EVENTS.replace("{named}", NAMED)),
             skip_events: text(
                 &SKIP_EVENTS
-                    .replace("{free}", &FREE.replace("{of}", "").replace("{now}", "?2"))
-                    .replace("{gone}", SKIPPED),
+                    .replace("{free}", &FREE.replace("{of}", "").replace("{now}", "?3"))
+                    .replace("{gone}", NAMED),
             ),
             pause: text(PAUSE),
         }
@@ -44,11 +44,11 @@ SELECT free.id, ?1, ?2, ?4 FROM (SELECT asked.value AS id FROM json_each(?3) AS 
 WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
 
 const LEASE: &str = r#"
-UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?4 + ?3,
-    relay_lost_at = iif(relayed_by <> ?2, relayed_until, relay_lost_at)
-WHERE id = ?1 AND paused_at IS NULL AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?4);
+UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?5 + ?3,
+    relay_lost_at = iif(relayed_by <> ?2, relayed_until, relay_lost_at), receiver_keeps = ?4
+WHERE id = ?1 AND paused_at IS NULL AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5);
 SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
-    max(relayed_until - ?4, 0) AS "left"
+    max(relayed_until - ?5, 0) AS "left"
 FROM "{schema}_outbox_destinations" WHERE id = ?1"#;
 
 const RELEASE: &str = r#"
@@ -104,7 +104,9 @@ WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o
 const PUBLISHED: &str =
     "b.number IN (SELECT value FROM json_each(?2)) AND b.event_key IN (SELECT value FROM json_each(?3))";
 
-const SKIPPED: &str = "b.number IN (SELECT value FROM json_each(?1))";
+/// The same of those that a person has named.
+const NAMED: &str =
+    "b.number IN (SELECT value FROM json_each(?1)) AND b.event_key IN (SELECT value FROM json_each(?2))";
 
 /// Lets events go that wait only behind events that are removed next: `{gone}` says whether `b` is, `{of}` says of which
 /// destination.
@@ -130,9 +132,9 @@ DELETE FROM "{schema}_outbox" AS b WHERE {gone} AND b.destination = ?1"#;
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
 SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
-    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, receiver_keeps
 FROM (WITH counted AS MATERIALIZED (
-    SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
+    SELECT d.id, d.name, d.receiver_keeps, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
         SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
             ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))
@@ -160,8 +162,8 @@ WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR o.state = ?2)
 ORDER BY o.number LIMIT ?3"#;
 
 const RETRY_EVENTS: &str = r#"
-UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = min(ifnull(not_before, ?2), ?2)
-WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2);
+UPDATE "{schema}_outbox" AS b SET state = 0, attempts = 0, not_before = min(ifnull(not_before, ?3), ?3)
+WHERE {named} AND state IN (1, 2);
 SELECT changes() AS events"#;
 
 const SKIP_EVENTS: &str = r#"

@@ -80,14 +80,15 @@ async fn o39_events_are_found_by_their_own_index_whatever_the_statistics_say() {
              WHERE number IN (SELECT unnest({PENDING}) UNION SELECT unnest({HELD})))"
         );
         let mut connection = fixture.connect().await;
+        let [pending_keys, held_keys] = [PENDING, HELD].map(|numbers| numbers.replace("number", "event_key"));
         for call in [
             format!("SELECT next_events({id}, {EVENTS}, 1000000)"),
             format!("SELECT mark_behind({id}, {PENDING})"),
-            format!("SELECT settle_events({id}, {PENDING}, {}, '[]')", PENDING.replace("number", "event_key")),
-            format!("SELECT settle_events({id}, {HELD}, {}, '[]')", HELD.replace("number", "event_key")),
+            format!("SELECT settle_events({id}, {PENDING}, {pending_keys}, '[]')"),
+            format!("SELECT settle_events({id}, {HELD}, {held_keys}, '[]')"),
             format!("SELECT settle_events({id}, '{{}}', '{{}}', {others})"),
-            format!("SELECT retry_events({HELD})"),
-            format!("SELECT skip_events({PENDING} || {HELD})"),
+            format!("SELECT retry_events({HELD}, {held_keys}, true)"),
+            format!("SELECT skip_events({PENDING} || {HELD}, {pending_keys} || {held_keys})"),
         ] {
             let read = entries_read(&mut connection, &call).await;
             assert!((1..10 * EVENTS).contains(&read), "{state}: {call} read {read} entries for {EVENTS} events");

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use idem_core::{
     ConsumerName, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey,
     Message, ResultBody, Store as _, Tx,
-    outbox::{AppendError, EventEnd, EventState, Leased, Outbox},
+    outbox::{AppendError, EventEnd, EventState, LeaseRequest, Leased, Outbox},
     store::{Expiring, Removal, Removed},
 };
 use idem_sqlx::{PostgresStore, PublishPlainError};
@@ -177,7 +177,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
         plain.publish(&mut connection, key, Event::to("payments").ordering_key(of).body("1")).await.unwrap();
     }
     let fails = outbox.next(id, 10, 1_000_000).await.unwrap();
-    let (retried, skipped) = (fails[0].number, fails[2].number);
+    let (retried, skipped) = (fails[0].name(), fails[2].name());
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
     outbox.settle(id, &[(&fails[0], end.clone()), (&fails[2], end)]).await.unwrap();
     let next = async || {
@@ -218,7 +218,7 @@ async fn o44_a_locked_destination_holds_no_other_back() {
     let ends = [(&taken[0], EventEnd::Published)];
     let held = async {
         // The calls that a relay makes for a destination at once.
-        let calls = (outbox.settle(ids[0], &ends), outbox.lease(ids[0], "relay", minute));
+        let calls = (outbox.settle(ids[0], &ends), outbox.lease(ids[0], LeaseRequest::new("relay", minute)));
         let (settled, leased) = tokio::join!(calls.0, calls.1);
         (settled.is_ok(), leased)
     };
@@ -228,7 +228,7 @@ async fn o44_a_locked_destination_holds_no_other_back() {
             fixture.schema.quoted()
         );
         fixture.until(&waits).await;
-        assert_eq!(outbox.lease(ids[1], "relay", minute).await.unwrap(), Leased::Mine);
+        assert_eq!(outbox.lease(ids[1], LeaseRequest::new("relay", minute)).await.unwrap(), Leased::Mine);
         let taken = outbox.next(ids[1], 10, 1_000_000).await.unwrap();
         outbox.settle(ids[1], &[(&taken[0], EventEnd::Published)]).await.unwrap();
         sqlx::raw_sql("COMMIT").execute(&mut connection).await.unwrap();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use idem_core::{
     ConsumerName, Destination, Event, IdempotencyKey, Store,
     outbox::{
-        Appended, DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, StoredEvent,
+        Appended, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased, Outbox, OutboxBacklog,
+        OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
     },
     store::{Registered, UnitOfWork},
 };
@@ -140,7 +140,7 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     let events = [("a1", Some("a")), ("a2", Some("a")), ("a3", Some("a")), ("a4", Some("a"))];
     publish(&fixture, &registered, ids[0], &events).await;
     let all = next(&*outbox, ids[0]).await;
-    let numbers: Vec<EventNumber> = all.iter().map(|event| event.number).collect();
+    let names: Vec<EventName> = all.iter().map(OutgoingEvent::name).collect();
     settle(&*outbox, ids[0], &all[0], failed()).await;
     settle(&*outbox, ids[0], &all[2], failed()).await;
     assert!(next(&*outbox, ids[0]).await.is_empty());
@@ -156,13 +156,13 @@ pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
     assert_eq!((failed_ones.len(), failed_ones[0].error.as_deref()), (2, Some("never")));
     assert_eq!((failed_ones[0].event.payload.len(), failed_ones[0].payload_bytes), (0, 2));
     // The blocked events cannot be retried: they do not wait for themselves.
-    assert_eq!(within("retrying", outbox.retry(&[numbers[0], numbers[1]])).await.unwrap(), 1);
+    assert_eq!(within("retrying", outbox.retry(&[names[0].clone(), names[1].clone()])).await.unwrap(), 1);
     let again = next(&*outbox, ids[0]).await;
     assert_eq!((bodies(&again), again[0].attempts), (vec!["a1".to_owned()], 0));
-    assert_eq!(within("skipping", outbox.skip(&[numbers[0]])).await.unwrap(), 1);
+    assert_eq!(within("skipping", outbox.skip(&names[..1])).await.unwrap(), 1);
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2"], "up to the next that has failed");
     assert_eq!(states(&*outbox).await, named([Pending, Pending, Failed, Behind])[1..]);
-    assert_eq!(outbox.skip(&[numbers[0], numbers[2]]).await.unwrap(), 1);
+    assert_eq!(outbox.skip(&[names[0].clone(), names[2].clone()]).await.unwrap(), 1);
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2", "a4"]);
 }
 
@@ -181,7 +181,7 @@ pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) 
         settle(&*outbox, ids[0], &all[0], end).await;
         assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["2"]);
     }
-    assert_eq!(within("retrying", outbox.retry(&[all[0].number, all[1].number])).await.unwrap(), 0);
+    assert_eq!(within("retrying", outbox.retry(&[all[0].name(), all[1].name()])).await.unwrap(), 0);
     within("settling nothing", outbox.settle(ids[0], &[])).await.unwrap();
     // All ends at once.
     publish(&fixture, &registered, ids[0], &[("3", None), ("4", None)]).await;
@@ -219,11 +219,18 @@ pub async fn o41_an_event_is_settled_by_its_number_and_its_key<T: StoreUnderTest
         settle(&*outbox, ids[0], &lost, end).await;
         assert_eq!(states(&*outbox).await, named);
     }
+    // An operator names the lost event too.
+    let both = [lost.name(), all[1].name()];
+    assert_eq!(within("retrying", outbox.retry(&both[..1])).await.unwrap(), 0);
+    assert_eq!(within("skipping", outbox.skip(&both[..1])).await.unwrap(), 0);
+    assert_eq!(states(&*outbox).await, named);
     // Beside one that is meant.
     let ends = [(&lost, EventEnd::Published), (&all[2], EventEnd::Published)];
     within("settling two", outbox.settle(ids[0], &ends)).await.unwrap();
     assert_eq!(states(&*outbox).await, named[..2]);
     assert!(next(&*outbox, ids[0]).await.is_empty());
+    assert_eq!(outbox.skip(&both).await.unwrap(), 1);
+    assert_eq!(states(&*outbox).await, named[..1]);
 }
 
 /// One answer is bounded by number and bytes, but has one event at least.
@@ -261,7 +268,7 @@ pub async fn o23_followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subje
     let others = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
     assert_eq!(bodies(&others), ["b"]);
     // They go in their order, however many are let go at once.
-    within("skipping", outbox.skip(&[first[0].number])).await.unwrap();
+    within("skipping", outbox.skip(&[first[0].name()])).await.unwrap();
     settle(&*outbox, ids[0], &others[0], EventEnd::Published).await;
     let mut gone = Vec::new();
     for _ in 0..40 {
@@ -281,12 +288,21 @@ pub async fn one_relay_at_a_time_has_a_destination<T: StoreUnderTest>(subject: &
         return;
     }
     let (outbox, ids) = outbox(&fixture).await;
-    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    let lease = async |relay: &str| {
+        let request = LeaseRequest::new(relay, MINUTE).receiver_keeps(3 * MINUTE);
+        within("leasing", outbox.lease(ids[0], request)).await.unwrap()
+    };
+    assert_eq!(first_of(&*outbox, None).await.receiver_keeps, RECEIVER_KEEPS);
     assert_eq!(lease("one").await, Leased::Mine);
+    assert_eq!(first_of(&*outbox, None).await.receiver_keeps, 3 * MINUTE, "operators go by it");
     assert_eq!(lease("one").await, Leased::Mine, "it is renewed");
     let Leased::Others { left } = lease("two").await else { panic!("two relays have one destination") };
     assert!(left > Duration::ZERO && left <= MINUTE, "{left:?}");
-    assert_eq!(outbox.lease(ids[1], "two", MINUTE).await.unwrap(), Leased::Mine, "another destination is free");
+    assert_eq!(
+        outbox.lease(ids[1], LeaseRequest::new("two", MINUTE)).await.unwrap(),
+        Leased::Mine,
+        "another destination is free"
+    );
     outbox.release(ids[0], "two").await.unwrap();
     assert!(matches!(lease("two").await, Leased::Others { .. }), "it is not its to release");
     assert_eq!(first_of(&*outbox, None).await.relayed_by.as_deref(), Some("one"));
@@ -353,7 +369,7 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
         let ago = first_of(&*outbox, None).await.first_sent_ago;
         assert!(ago.is_some_and(|ago| ago >= MINUTE), "{ago:?}");
     }
-    assert_eq!(within("retrying", outbox.retry(&[first.number])).await.unwrap(), 1);
+    assert_eq!(within("retrying", outbox.retry(&[first.name()])).await.unwrap(), 1);
     assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
 }
 
@@ -371,7 +387,8 @@ pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreU
         events.into_iter().map(sent).collect::<Vec<_>>()
     };
     let all = |is_sent: [bool; 3]| ["1", "k1", "k2"].map(str::to_owned).into_iter().zip(is_sent).collect::<Vec<_>>();
-    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    let lease =
+        async |relay: &str| within("leasing", outbox.lease(ids[0], LeaseRequest::new(relay, MINUTE))).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("1", None), ("k1", Some("k")), ("k2", Some("k"))]).await;
     for relay in ["one", "one", "two"] {
         assert_eq!(lease(relay).await, Leased::Mine);
@@ -415,7 +432,8 @@ pub async fn o25_what_waited_behind_others_was_in_nobodys_hands<T: StoreUnderTes
         return;
     }
     let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
-    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    let lease =
+        async |relay: &str| within("leasing", outbox.lease(ids[0], LeaseRequest::new(relay, MINUTE))).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("k1", Some("k")), ("k2", Some("k"))]).await;
     assert_eq!(lease("one").await, Leased::Mine);
     let first = next(&*outbox, ids[0]).await.remove(0);
@@ -426,7 +444,7 @@ pub async fn o25_what_waited_behind_others_was_in_nobodys_hands<T: StoreUnderTes
     }
     assert_eq!(lease("two").await, Leased::Mine);
     assert_eq!(first_of(&*outbox, None).await.first_sent_ago, None);
-    assert_eq!(within("retrying", outbox.retry(&[first.number])).await.unwrap(), 1);
+    assert_eq!(within("retrying", outbox.retry(&[first.name()])).await.unwrap(), 1);
     assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it may go from now on");
     // Two dies with it in hand.
     assert!(fixture.arrange(Arrangement::Age(2 * MINUTE)).await);

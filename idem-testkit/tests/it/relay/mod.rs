@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
     ConsumerName, RetryPolicy, Route,
-    outbox::{EventState, RelayStanding},
+    outbox::{EventState, LeaseRequest, RelayStanding},
 };
 use idem_testkit::Operation;
 use tokio::time::{Instant, sleep};
@@ -150,7 +150,7 @@ async fn o8_a_poison_event_waits_for_a_person_and_the_others_go() {
     assert_eq!(failed[0].error.as_deref(), Some("too large"));
     assert_eq!(fixture.left(EventState::Behind).await.len(), 1);
     topic.mend("1");
-    fixture.outbox().retry(&[failed[0].event.number]).await.unwrap();
+    fixture.outbox().retry(&[failed[0].event.name()]).await.unwrap();
     fixture.drained_to(0).await;
     assert_eq!(topic.arrived(), ["0", "3", "4", "1", "2"], "in the order of their key");
     run.abort();
@@ -362,6 +362,8 @@ async fn o25_an_event_whose_first_copy_is_old_is_left_to_a_person() {
     let run = running(relay());
     sleep(Duration::from_secs(5)).await;
     run.abort();
+    let known = fixture.outbox().backlog(None).await.unwrap();
+    assert_eq!(known[0].receiver_keeps, keeps, "O51: operators go by it");
     let before = topic.arrived().len();
     the_first_is_stale_an_hour_later(&fixture, relay()).await;
     assert_eq!(topic.arrived()[before..], ["1"], "one that was never sent goes, however old");
@@ -399,7 +401,7 @@ async fn o13_after_a_restore_what_was_published_comes_again_under_the_same_ids()
     fixture.store.go_back_to(&backup);
     let sent = topic.arrived().len();
     let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
-    fixture.outbox().lease(id, "the next", Duration::from_secs(1)).await.unwrap();
+    fixture.outbox().lease(id, LeaseRequest::new("the next", Duration::from_secs(1))).await.unwrap();
     assert!(fixture.store.events().iter().all(|(_, event)| event.first_sent_ago.is_some()));
     let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
     fixture.drained_to(0).await;
@@ -462,7 +464,7 @@ async fn o25_a_relay_that_could_not_note_an_outcome_does_not_release_its_destina
     let backlog = fixture.outbox().backlog(None).await.unwrap();
     assert_eq!((topic.arrived().len(), backlog[0].pending, backlog[0].relayed_by.is_some()), (1, 1, true));
     sleep(lease).await;
-    fixture.outbox().lease(backlog[0].id, "the next", lease).await.unwrap();
+    fixture.outbox().lease(backlog[0].id, LeaseRequest::new("the next", lease)).await.unwrap();
     assert!(fixture.outbox().backlog(None).await.unwrap()[0].first_sent_ago.is_some());
 }
 
@@ -501,7 +503,7 @@ async fn o40_a_relay_lets_go_of_a_paused_destination() {
     run.abort();
     fixture.outbox().pause("a", false).await.unwrap();
     let id = fixture.outbox().backlog(None).await.unwrap()[0].id;
-    fixture.outbox().lease(id, "the next", Duration::from_secs(5)).await.unwrap();
+    fixture.outbox().lease(id, LeaseRequest::new("the next", Duration::from_secs(5))).await.unwrap();
     let backlog = &fixture.outbox().backlog(None).await.unwrap()[0];
     assert_eq!((backlog.pending, backlog.first_sent_ago), (1, None));
 }

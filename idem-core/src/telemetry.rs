@@ -12,6 +12,7 @@ mod trace_context;
 pub(crate) use self::{
     handles::{Cause, RelayMetrics, UnitMetrics, WorkerMetrics, counter},
     spans::{Destination, process, receive, settle, unit},
+    trace_context::{TRACEPARENT, TRACESTATE},
 };
 pub use self::{
     spans::{Link, link_spans_with, request},

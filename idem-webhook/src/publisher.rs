@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    BoxError, ConfigError, Headers,
+    BoxError, ConfigError,
     outbox::{CloudEvents, Dispatch, EventError, EventPublisher, OutgoingEvent},
 };
 use reqwest::{
@@ -66,6 +66,9 @@ const NOT_THE_EVENTS: [&str; 11] = [
     "upgrade",
 ];
 
+/// The headers that say where an event comes from: keys of clients and of other tenants, and traces.
+const ORIGIN: [&str; 4] = ["idemcause", "idemcausedby", "traceparent", "tracestate"];
+
 /// The least pause after a try that was not made, because the host was busy or the endpoint could not be found.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -79,6 +82,7 @@ pub struct WebhookPublisher {
     client: Client,
     is_private_allowed: bool,
     is_plaintext_allowed: bool,
+    sends_origin: bool,
     cloud_events: Option<CloudEvents>,
     hosts: Mutex<HashMap<String, Host>>,
 }
@@ -103,6 +107,7 @@ impl WebhookPublisher {
             client: client(false)?,
             is_private_allowed: false,
             is_plaintext_allowed: false,
+            sends_origin: false,
             cloud_events: None,
             hosts: Mutex::default(),
         })
@@ -123,9 +128,17 @@ impl WebhookPublisher {
         Self { is_plaintext_allowed: true, ..self }
     }
 
+    /// Also sends the headers that say where an event comes from: `idemcause` and `idemcausedby`, which are keys as clients sent them and
+    /// may be another tenant's, `traceparent` and `tracestate`. Off by default, since endpoints are often somebody else's.
+    #[must_use]
+    pub fn sends_origin(self) -> Self {
+        Self { sends_origin: true, ..self }
+    }
+
     /// Also writes events that have a type as CloudEvents, beside the headers of Standard Webhooks: in binary mode with headers `ce-…`, whose
     /// values are percent-encoded, in structured mode with a body that is then signed. Their `source` names tenant and consumer unless
-    /// [`CloudEvents::source`] sets another one. Off by default, since endpoints are often somebody else's.
+    /// [`CloudEvents::source`] sets another one, and the attributes `correlationid` and `causationid` are the keys of
+    /// [`sends_origin`](Self::sends_origin). Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
         Self { cloud_events: Some(cloud_events), ..self }
@@ -157,7 +170,18 @@ impl WebhookPublisher {
             Some(wire) => (&wire.headers, &wire.content_type, &wire.payload),
             None => (&event.headers, &event.content_type, &event.payload),
         };
-        let headers = headers(event.key.as_str(), &endpoint, given, content_type.as_deref(), payload)?;
+        let id = event.key.as_str();
+        if !id.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') || id.trim() != id {
+            return Err(waits_for_a_person(
+                "its id is not ASCII, or begins or ends with a blank, and cannot be a header of HTTP",
+            ));
+        }
+        let is_sent = |name: &str| {
+            let is_among = |names: &[&str]| names.iter().any(|other| name.eq_ignore_ascii_case(other));
+            !is_among(&NOT_THE_EVENTS) && (self.sends_origin || !is_among(&ORIGIN))
+        };
+        let given = given.iter().filter(|(name, _)| is_sent(name));
+        let headers = headers(id, &endpoint, given, content_type.as_deref(), payload)?;
         let request = self.client.post(url).headers(headers).body(payload.clone());
         let begun = Instant::now();
         let answer = request.send().await;
@@ -251,10 +275,10 @@ fn client(is_private_allowed: bool) -> Result<Client, ConfigError> {
     })
 }
 
-fn headers(
+fn headers<'e>(
     id: &str,
     endpoint: &Endpoint,
-    given: &Headers,
+    given: impl Iterator<Item = (&'e str, Option<&'e [u8]>)>,
     content_type: Option<&str>,
     payload: &[u8],
 ) -> Result<HeaderMap, EventError> {
@@ -269,8 +293,7 @@ fn headers(
             }
             (Err(_), _) | (_, Err(_)) => Err(waits_for_a_person(&format!("HTTP has no header {name:?} of that kind"))),
         };
-    let is_the_clients = |name: &str| NOT_THE_EVENTS.iter().any(|own| name.eq_ignore_ascii_case(own));
-    for (name, value) in given.iter().filter(|(name, _)| !is_the_clients(name)) {
+    for (name, value) in given {
         add(name, value.unwrap_or_default())?;
     }
     if let Some(content_type) = content_type {

@@ -11,6 +11,7 @@ use crate::{
     bugs::{self, Bug},
     key::{IdempotencyKey, KEY_FIELD},
     message::{Headers, Message, OrderingKey},
+    telemetry::{TRACEPARENT, TRACESTATE, TraceContext},
 };
 
 /// The limits of one consumer's events and results.
@@ -243,16 +244,28 @@ pub const CAUSE: &str = "idemcause";
 /// The header of an event that names the key of the message whose handler published it, as its sender gave it.
 pub const CAUSED_BY: &str = "idemcausedby";
 
-/// The headers that are stored with an event: the handler's own, the causes, and the trace of the handled message.
+/// The largest `tracestate` that is passed on: the least that the recommendation (W3C Trace Context, 3.3.1.5) asks for.
+const TRACESTATE_BYTES_MAX: usize = 512;
+
+/// The headers that are stored with an event: the handler's own, the causes, and the trace of the handled message. What the message's
+/// sender wrote is passed on only where it is well formed: the event must not fail at its destination for a header that its handler
+/// never saw.
 pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
     let incoming = message.headers();
     let key = message.senders_key();
     let mut headers = event.headers.clone();
-    headers.push(CAUSE, Some(incoming.text(CAUSE).unwrap_or(key).to_owned().into()));
+    let first = incoming.text(CAUSE).filter(|cause| IdempotencyKey::new(cause).is_ok());
+    headers.push(CAUSE, Some(first.unwrap_or(key).to_owned().into()));
     headers.push(CAUSED_BY, Some(key.to_owned().into()));
-    for name in ["traceparent", "tracestate"] {
-        if let (Some(value), None) = (incoming.text(name), event.headers.text(name)) {
-            headers.push(name, Some(value.to_owned().into()));
+    let is_own = |name: &str| event.headers.text(name).is_some();
+    if let (Some(_), false) = (TraceContext::of(message), is_own(TRACEPARENT)) {
+        let is_passed =
+            |value: &&str| value.len() <= TRACESTATE_BYTES_MAX && value.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        let state = incoming.text(TRACESTATE).filter(is_passed).filter(|_| !is_own(TRACESTATE));
+        for (name, value) in [(TRACEPARENT, incoming.text(TRACEPARENT)), (TRACESTATE, state)] {
+            if let Some(value) = value {
+                headers.push(name, Some(value.to_owned().into()));
+            }
         }
     }
     debug_assert!(event.headers.text(KEY_FIELD).is_none(), "refused by Event::check");

@@ -156,6 +156,19 @@ fn causes_travel_and_the_trace_is_no_content() {
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let second = row(&message(Some("order-1")).with_header("traceparent", trace));
     assert_eq!((second.headers.text("traceparent"), second.hash), (Some(trace), first.hash));
+    // What a stranger wrote must not keep the event from its destination.
+    let (torn, long, state) = ("a\nb", "a".repeat(600), "vendor=1");
+    for (trace, state, passed) in [
+        (trace, state, [Some(trace), Some(state)]),
+        (trace, torn, [Some(trace), None]),
+        (trace, &long, [Some(trace), None]),
+        (torn, state, [None, None]),
+    ] {
+        let sent = message(Some("order-1")).with_header("traceparent", trace.to_owned());
+        let third = row(&sent.with_header("tracestate", state.to_owned()).with_header(CAUSE, torn));
+        assert_eq!(["traceparent", "tracestate"].map(|name| third.headers.text(name)), passed);
+        assert_eq!(third.headers.text(CAUSE), Some("order-1"));
+    }
     let hop = row(&message(Some("event-1")).with_header(CAUSE, "order-1"));
     assert_eq!((hop.headers.text(CAUSE), hop.headers.text(CAUSED_BY)), (Some("order-1"), Some("event-1")));
     // Receivers know the sender's key, and ids follow from the one under which it is handled.

@@ -4,8 +4,11 @@ use std::fmt;
 
 use crate::message::Message;
 
-/// The header.
-const TRACEPARENT: &str = "traceparent";
+/// The header with the trace and the producer's span.
+pub(crate) const TRACEPARENT: &str = "traceparent";
+
+/// The header with what the tracing systems on the way have added.
+pub(crate) const TRACESTATE: &str = "tracestate";
 
 /// The trace and span under which a message was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -94,6 +94,9 @@ pub(crate) struct WebhookPart {
     pub(crate) private_networks: bool,
     #[serde(default)]
     pub(crate) plaintext: bool,
+    /// Whether the endpoint gets the headers that say where an event comes from.
+    #[serde(default)]
+    pub(crate) origin: bool,
 }
 
 /// The way that brings the events of a destination there.

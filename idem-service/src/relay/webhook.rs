@@ -31,6 +31,9 @@ pub(crate) fn publisher(destination: &str, part: &WebhookPart) -> Result<Arc<dyn
     if part.plaintext {
         publisher = publisher.allow_plaintext();
     }
+    if part.origin {
+        publisher = publisher.sends_origin();
+    }
     publisher.check(&endpoint).map_err(|error| of(error.rule.to_owned()))?;
     Ok(Arc::new(publisher))
 }

@@ -17,6 +17,8 @@ use crate::receiver::{Answer, Receiver};
 
 const KEY: &str = "order-1 \"a\\b\".c";
 
+const ORIGIN: [&str; 4] = ["idemcause", "idemcausedby", "traceparent", "tracestate"];
+
 fn secret(byte: u8) -> String {
     format!("whsec_{}", STANDARD.encode([byte; 32]))
 }
@@ -28,7 +30,10 @@ fn event(attempts: u32) -> OutgoingEvent {
     event.content_type = Some("application/json".into());
     event.attempts = attempts;
     let mut headers = Headers::default();
-    headers.push("idemcause", Some("order-0".into()));
+    headers.push("region", Some("north".into()));
+    for name in ORIGIN {
+        headers.push(name, Some("order-0".into()));
+    }
     event.headers = headers;
     event
 }
@@ -92,8 +97,8 @@ async fn o19_the_reference_verifier_accepts_each_secret() {
         assert_eq!(post.headers["webhook-id"], KEY);
         assert_eq!(post.headers["idempotency-key"], r#""order-1 \"a\\b\".c""#);
         assert_eq!(
-            (&post.headers["content-type"], &post.headers["idemcause"]),
-            (&"application/json".parse().unwrap(), &"order-0".parse().unwrap())
+            (&post.headers["content-type"], &post.headers["region"]),
+            (&"application/json".parse().unwrap(), &"north".parse().unwrap())
         );
         for byte in [1, 2] {
             standardwebhooks::Webhook::new(&secret(byte)).unwrap().verify(&post.body, &post.headers).unwrap();
@@ -116,9 +121,32 @@ async fn headers_of_the_request_itself_are_not_the_events() {
         post(&publisher, &event).await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let arrived = receiver.posts().pop().unwrap();
         assert_eq!(&*arrived.body, br#"{"cents":1177}"#, "{name}");
-        assert_eq!(arrived.headers["idemcause"], "order-0");
+        assert_eq!(arrived.headers["region"], "north");
         assert!(arrived.headers.get(name).is_none_or(|value| value != "3"), "{name}");
     }
+}
+
+/// O60: the keys of clients and of other tenants go to endpoints of one's own alone.
+#[tokio::test]
+async fn o60_an_endpoint_does_not_learn_where_an_event_comes_from() {
+    let receiver = Receiver::new([]).await;
+    for (publisher, learns) in [(own(receiver.url("/")), false), (own(receiver.url("/")).sends_origin(), true)] {
+        post(&publisher, &event(0)).await.unwrap();
+        let arrived = receiver.posts().pop().unwrap();
+        assert_eq!(ORIGIN.map(|name| arrived.headers.contains_key(name)), [learns; 4]);
+    }
+}
+
+/// O61: an id that a header of HTTP does not carry as it is would arrive as another one, whose signature no receiver accepts.
+#[tokio::test]
+async fn o61_an_id_that_is_no_header_waits_for_a_person_at_once() {
+    let receiver = Receiver::new([]).await;
+    for key in [" order-1", "order-1 ", "größe"] {
+        let mut event = event(0);
+        event.key = IdempotencyKey::new(key).unwrap();
+        assert!(waits_for_a_person(post(&own(receiver.url("/")), &event).await).contains("cannot be a header"));
+    }
+    assert!(receiver.posts().is_empty());
 }
 
 /// O20: every answer but a confirmation is followed by another try, when the endpoint wants it or after longer and longer

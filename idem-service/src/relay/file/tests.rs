@@ -97,6 +97,7 @@ fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
         secrets: vec![secret.to_owned()],
         private_networks: false,
         plaintext: false,
+        origin: false,
     };
     let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     let publisher = super::super::webhook::publisher;

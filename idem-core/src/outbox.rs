@@ -35,7 +35,7 @@ pub use self::{
     rows::{
         AppendError, Appended, DestinationId, EventEnd, EventName, EventNumber, EventState, Gone, KeptResult,
         LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, ParseEventNameError,
-        StoredEvent,
+        StoredEvent, UNDER_WAY,
     },
 };
 pub(crate) use self::{
@@ -46,6 +46,7 @@ use crate::{
     hash::PayloadHash,
     message::{Headers, Message},
     store::ScopeId,
+    telemetry::{TRACEPARENT, TRACESTATE},
 };
 
 impl NewEvent {
@@ -95,7 +96,7 @@ impl NewEvent {
         part(event_type.as_deref().map(str::as_bytes));
         part(content_type.as_deref().map(str::as_bytes));
         // The trace differs between two runs of one message.
-        for (name, value) in headers.iter().filter(|(name, _)| !["traceparent", "tracestate"].contains(name)) {
+        for (name, value) in headers.iter().filter(|(name, _)| ![TRACEPARENT, TRACESTATE].contains(name)) {
             part(Some(name.as_bytes()));
             part(value);
         }

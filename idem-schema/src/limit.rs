@@ -32,14 +32,17 @@ impl StatementLimit {
         self.is_sessions.load(Ordering::Relaxed).then(|| ("statement_timeout", self.milliseconds.to_string()))
     }
 
-    /// The query for a connection that began with it, in the simple protocol: a pooler may have dropped it without a word.
-    /// Result, one row: `t` or `f`.
+    /// The query for a connection that began with it, in the simple protocol: a pooler may have dropped it without a word. Where none
+    /// has, the session is READ COMMITTED from now on, whatever the default is, because a function that waits for a lock must see the
+    /// work of the session that had it. Result, one row: `t` or `f`.
     #[must_use]
     pub fn question(&self) -> Option<String> {
         let limit = self.milliseconds;
         self.setting().map(|(name, _)| {
             format!(
-                "SELECT source = 'client' AND setting = '{limit}' FROM pg_catalog.pg_settings WHERE name = '{name}'"
+                "SELECT CASE WHEN source = 'client' AND setting = '{limit}' \
+                    THEN pg_catalog.set_config('default_transaction_isolation', 'read committed', false) <> '' ELSE false END \
+                FROM pg_catalog.pg_settings WHERE name = '{name}'"
             )
         })
     }

@@ -80,24 +80,55 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
         Err(StoreError::failed(doing, ErrorClass::Transient, text))
     }
 
-    async fn read_next(
-        &self,
-        destination: DestinationId,
-        events_max: u32,
-        bytes_max: u64,
-    ) -> Result<(Vec<OutgoingEvent>, Vec<i64>), StoreError> {
+    async fn look(&self, destination: DestinationId, events_max: u32, bytes_max: u64) -> Result<Look, StoreError> {
         let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
         let parameters = [destination.0.into(), i64::from(events_max).into(), bytes_max.into()];
         let rows = self.driver.rows("reading the outbox", &self.sql().next_events, &parameters).await?;
-        let (mut next, mut behind) = (Vec::new(), Vec::new());
+        let mut look = Look::default();
         for row in &rows {
             if row.get("is_behind")? {
-                behind.push(row.get("number")?);
-            } else {
-                next.push(outgoing(row)?);
+                look.behind.push(row.get("number")?);
+                continue;
+            }
+            match outgoing(row) {
+                Ok(event) => look.next.push(event),
+                // Alone, or it would stop all the others of its destination.
+                Err(error) => {
+                    let failed = EventEnd::Failed { error: error.to_string(), may_be_sent: false };
+                    look.unreadable.extend(unpublished(row.get("number")?, row.get("event_key")?, &failed));
+                }
             }
         }
-        Ok((next, behind))
+        Ok(look)
+    }
+
+    /// Marks and sets aside, and answers how many events will not be met again.
+    async fn note(&self, destination: DestinationId, look: &mut Look) -> Result<i64, StoreError> {
+        let mut noted = 0;
+        let _turn = self.turns.of(destination).await;
+        if !look.behind.is_empty() {
+            let parameters = [destination.0.into(), look.behind.as_slice().into()];
+            noted += row(&*self.driver, "marking events", &self.sql().mark_behind, &parameters)
+                .await?
+                .get::<i64>("marked")?;
+        }
+        if !look.unreadable.is_empty() {
+            noted += i64::try_from(look.unreadable.len()).unwrap_or(i64::MAX);
+            let unreadable = Value::Array(std::mem::take(&mut look.unreadable)).to_string();
+            self.settle_as(destination, &[], &[], &unreadable).await?;
+        }
+        Ok(noted)
+    }
+
+    async fn settle_as(
+        &self,
+        destination: DestinationId,
+        published: &[i64],
+        keys: &[&str],
+        others: &str,
+    ) -> Result<(), StoreError> {
+        let parameters = [destination.0.into(), published.into(), keys.into(), others.into()];
+        self.driver.rows("settling events", &self.sql().settle, &parameters).await.map(|_| ())
     }
 
     async fn change(&self, doing: &'static str, text: &Arc<str>, events: &[EventName]) -> Result<u64, StoreError> {
@@ -107,6 +138,16 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
         let changed: i64 = row(&*self.driver, doing, text, &parameters).await?.get("events")?;
         Ok(u64::try_from(changed).unwrap_or(0))
     }
+}
+
+/// The events that were found in one look.
+#[derive(Default)]
+struct Look {
+    next: Vec<OutgoingEvent>,
+    /// Those that stand behind others in their ordering key.
+    behind: Vec<i64>,
+    /// The ends of those that cannot be read.
+    unreadable: Vec<Value>,
 }
 
 #[async_trait]
@@ -148,16 +189,11 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         bytes_max: u64,
     ) -> Result<Vec<OutgoingEvent>, StoreError> {
         for _ in 0..MARKING_ROUNDS {
-            let (next, behind) = self.read_next(destination, events_max, bytes_max).await?;
-            self.pass_published(destination, next.len()).await;
-            if behind.is_empty() {
-                return Ok(next);
-            }
-            let _turn = self.turns.of(destination).await;
-            let parameters = [destination.0.into(), behind.as_slice().into()];
-            self.driver.rows("marking events", &self.sql().mark_behind, &parameters).await?;
-            if !next.is_empty() {
-                return Ok(next);
+            let mut look = self.look(destination, events_max, bytes_max).await?;
+            self.pass_published(destination, look.next.len()).await;
+            let is_all = look.behind.is_empty() && look.unreadable.is_empty();
+            if is_all || self.note(destination, &mut look).await? == 0 || !look.next.is_empty() {
+                return Ok(look.next);
             }
         }
         Ok(Vec::new())
@@ -166,7 +202,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
         let (mut published, mut keys, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (event, end) in ends {
-            match unpublished(event, end) {
+            match unpublished(event.number.0, event.key.as_str(), end) {
                 None => {
                     published.push(event.number.0);
                     keys.push(event.key.as_str());
@@ -178,10 +214,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
             return Ok(());
         }
         let _turn = self.turns.of(destination).await;
-        let others = Value::Array(others).to_string();
-        let (published, keys) = (published.as_slice(), keys.as_slice());
-        let parameters = [destination.0.into(), published.into(), keys.into(), others.as_str().into()];
-        self.driver.rows("settling events", &self.sql().settle, &parameters).await.map(|_| ())
+        self.settle_as(destination, &published, &keys, &Value::Array(others).to_string()).await
     }
 
     async fn backlog(&self, consumer: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError> {
@@ -216,7 +249,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
 }
 
 /// The end of an event, as an object for the statement; `None` where it was published.
-fn unpublished(event: &OutgoingEvent, end: &EventEnd) -> Option<Value> {
+fn unpublished(number: i64, key: &str, end: &EventEnd) -> Option<Value> {
     let (state, after, error, may_be_sent, counted) = match end {
         EventEnd::Published => return None,
         EventEnd::Later { after, error, may_be_sent, counted } => {
@@ -229,7 +262,7 @@ fn unpublished(event: &OutgoingEvent, end: &EventEnd) -> Option<Value> {
     let error = error.replace('\0', "\u{fffd}");
     let state = state.number();
     Some(json!({
-        "number": event.number.0, "key": event.key.as_str(), "state": state, "after": after, "error": error,
+        "number": number, "key": key, "state": state, "after": after, "error": error,
         "may_be_sent": may_be_sent, "counted": counted,
     }))
 }
@@ -254,7 +287,12 @@ fn damaged_in(table: &str, what: &str) -> StoreError {
 }
 
 fn outgoing(row: &Row) -> Result<OutgoingEvent, StoreError> {
-    let consumer = ConsumerName::new(row.get("consumer_name")?).map_err(|_| damaged("consumer"))?;
+    let consumer = ConsumerName::new(row.get("consumer_name")?).map_err(|_| {
+        StoreError::schema(
+            "the row of the consumer or writer of this event is missing",
+            "Start the program that published it, which puts it back, then let the event go: idem outbox retry",
+        )
+    })?;
     let key = IdempotencyKey::new(row.get("event_key")?).map_err(|_| damaged("event_key"))?;
     let payload = row.get::<Option<Vec<u8>>>("payload")?.unwrap_or_default();
     let number = EventNumber(row.get("number")?);

@@ -312,8 +312,8 @@ SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_time
     /// `encoding text`, `database text`, `role text`, `current_schema text`, where a table without a schema's name would be made,
     /// and as `text` the settings in force `lock_timeout`,
     /// `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
-    /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`, `default_transaction_read_only`;
-    /// `synchronous_commit_default text`, its value after a RESET; and `read_only_source text`, the source of the last setting,
+    /// `synchronous_commit`, `session_replication_role`, `default_transaction_read_only`; `synchronous_commit_default text` and
+    /// `default_transaction_isolation text`, their values after a RESET; and `read_only_source text`, the source of the last setting,
     /// as `pg_settings` has it.
     server_facts: "\
 SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
@@ -327,15 +327,16 @@ SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     pg_catalog.current_setting('idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,
     pg_catalog.current_setting('client_connection_check_interval') AS client_connection_check_interval,
     pg_catalog.current_setting('synchronous_commit') AS synchronous_commit,
-    pg_catalog.current_setting('default_transaction_isolation') AS default_transaction_isolation,
     pg_catalog.current_setting('session_replication_role') AS session_replication_role,
     (SELECT (extract(epoch FROM a.backend_start) * 1000000::numeric)::int8
         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS backend_start,
     pg_catalog.current_setting('default_transaction_read_only') AS default_transaction_read_only,
-    s.synchronous_commit_default, s.read_only_source
+    s.synchronous_commit_default, s.default_transaction_isolation, s.read_only_source
 FROM (SELECT pg_catalog.max(reset_val) FILTER (WHERE name = 'synchronous_commit') AS synchronous_commit_default,
+        pg_catalog.max(reset_val) FILTER (WHERE name = 'default_transaction_isolation') AS default_transaction_isolation,
         pg_catalog.max(source) FILTER (WHERE name = 'default_transaction_read_only') AS read_only_source
-    FROM pg_catalog.pg_settings WHERE name = 'synchronous_commit' OR name = 'default_transaction_read_only') AS s";
+    FROM pg_catalog.pg_settings
+    WHERE name IN ('synchronous_commit', 'default_transaction_isolation', 'default_transaction_read_only')) AS s";
 
     /// Whether transactions of this session are read only unless they say otherwise, and the source of that setting. No
     /// parameters. Result, one row: `read_only bool`, `source text` as `pg_settings` has it.

@@ -9,14 +9,16 @@ CREATE TABLE {schema}.outbox_destinations (
     created_at    timestamptz NOT NULL DEFAULT now(),
     relayed_by    text        COLLATE "C",
     relayed_until timestamptz,
-    -- When the lease last ran out that another relay then took over. Events that could go by then, and have no outcome, may have
+    -- When the lease last ran out before it was renewed or taken over. Events that could go by then, and have no outcome, may have
     -- been sent.
     relay_lost_at timestamptz,
     -- How long its receivers recognise a copy, as the last relay had it.
     receiver_keeps interval,
     paused_at     timestamptz,
-    -- No pending event of it has a lower number, or will have one: where a look for the next ones begins.
+    -- No pending event of it has a lower number, or will have one: where a look for the next ones begins. So it is among the numbers
+    -- of this server and sequence; others say nothing about it.
     pending_from  bigint      NOT NULL DEFAULT 0,
+    numbers_of    text        COLLATE "C",
     CONSTRAINT outbox_destinations_name UNIQUE (name)
 ) WITH (fillfactor = 50);
 
@@ -200,9 +202,13 @@ BEGIN
     UPDATE {schema}.outbox AS o SET state = 3,
         first_sent_at = {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at)
     WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS m (number) CROSS JOIN LATERAL (
-            SELECT p.ctid AS place FROM {schema}.outbox AS p
+            (SELECT p.ctid AS place FROM {schema}.outbox AS p
             WHERE p.destination = of_destination AND p.number >= m.number AND p.number <= m.number AND p.state = 0
-            ORDER BY p.number LIMIT 1) AS found)) AND (
+            ORDER BY p.number LIMIT 1)
+            UNION ALL
+            (SELECT w.ctid FROM {schema}.outbox AS w
+            WHERE w.destination = of_destination AND w.number >= m.number AND w.number <= m.number AND w.state <> 0 AND w.state < 2
+            ORDER BY w.number LIMIT 1)) AS found)) AND (
         o.number > (SELECT b.number FROM {schema}.outbox AS b
             WHERE b.destination = of_destination AND b.ordering_key >= o.ordering_key AND b.ordering_key <= o.ordering_key
                 AND b.state IN (1, 2) ORDER BY b.ordering_key, b.number LIMIT 1)
@@ -556,7 +562,7 @@ DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, StoreError,
     outbox::{
-        DestinationId, Dispatch, EventEnd, EventError, EventName, EventNumber, EventPublisher, EventState,
-        LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, Dispatch, EventEnd, EventError, EventName, EventPublisher, EventState, LeaseRequest, Leased,
+        Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };
 use tokio::time::Instant;

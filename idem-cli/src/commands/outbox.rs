@@ -154,20 +154,26 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
         let keeps = span(row, "receiver_keeps").unwrap_or(RECEIVER_KEEPS);
         is_set(row, "set_aside") || span(row, "first_sent_ago").is_some_and(|ago| is_stale(ago, keeps))
     };
-    let stale = can_go.iter().filter(|row| is_stale(row)).count();
-    if stale > 0 && !asked.stale {
+    let count = can_go.len();
+    let (stale, others): (Vec<&Row>, Vec<&Row>) = can_go.into_iter().partition(|row| is_stale(row));
+    if !stale.is_empty() && !asked.stale {
         return Err(Failure::refused(format!(
             "{} of them are stale: a copy may have been sent so long ago that the receivers no longer know it, and another \
              one could take effect twice. See whether they have it; then give --stale, or skip it",
-            number(stale)
+            number(stale.len())
         )));
     }
-    let count = can_go.len();
     if asked.dry_run {
         return Ok(Report::said(format!("{} would be sent", number(count))));
     }
     confirm(&format!("This sends {} events", number(count)), asked.yes.yes)?;
-    let going = events.retry(&names(can_go)?, asked.stale).await?;
+    // Only what is stale counts as never sent.
+    let mut going = 0;
+    for (rows, with_stale) in [(others, false), (stale, true)] {
+        if !rows.is_empty() {
+            going += events.retry(&names(rows)?, with_stale).await?;
+        }
+    }
     Ok(Report::said(format!("{} may go: a running relay sends them within seconds", thousands(going))))
 }
 

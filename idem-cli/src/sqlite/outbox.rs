@@ -1,6 +1,6 @@
 //! `idem outbox` on a file.
 
-use idem_core::outbox::EventName;
+use idem_core::outbox::{EventName, UNDER_WAY};
 use serde_json::{Value, json};
 
 use super::file::{Bind, File};
@@ -10,7 +10,8 @@ use crate::{commands::outbox::Events, exit::Failure, report::Table};
 const NAMED: &str = "(o.number, o.event_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))";
 
 /// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`.
-const IN_HAND: &str = "(d.relayed_until > {now} AND (o.state = 0 OR o.state = 1 AND o.not_before <= {now}))";
+const IN_HAND: &str =
+    "(d.relayed_until > {now} AND (o.state = 0 OR o.state = 1 AND (o.not_before <= {now} OR o.error = '{under_way}')))";
 
 /// Since when a copy of the event `o` may be with the receivers of `d`; NULL where it certainly was never sent.
 const FIRST_SENT: &str =
@@ -71,7 +72,8 @@ WHERE f.state = 3 AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.d
 ];
 
 fn statement(template: &str) -> String {
-    template.replace("{named}", NAMED).replace("{in_hand}", IN_HAND).replace("{first_sent}", FIRST_SENT)
+    let whole = template.replace("{named}", NAMED).replace("{in_hand}", IN_HAND).replace("{first_sent}", FIRST_SENT);
+    whole.replace("{under_way}", UNDER_WAY)
 }
 
 /// The parameter that names them.

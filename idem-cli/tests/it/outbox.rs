@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
-    outbox::{DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent},
+    outbox::{DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, UNDER_WAY},
 };
 use idem_testkit::Decide as _;
 
@@ -110,6 +110,11 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(next[0].first_sent_ago, None, "or the relay would set it aside again");
 
     subject.fail(first, "again").await;
+    // O54: what is not stale stays sent.
+    ask(&format!("outbox retry {first} --stale --yes")).ok();
+    let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
+    assert!(next[0].first_sent_ago.is_some(), "its copy was not forgotten");
+    subject.fail(first, "again").await;
     // O25: a copy may have been sent, and for all that is known its receivers have forgotten it.
     assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
     // O51: as the relay that had the destination last knows it.
@@ -132,7 +137,17 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     ask("outbox resume payments").ok();
     assert_eq!(lease().await, Leased::Mine);
 
-    // O40: an event that may go is in the hands of the relay that has the destination, paused or not, until it lets go.
+    o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
+}
+
+/// O40: an event that may go is in the hands of the relay that has the destination, paused or not, until it lets go.
+async fn o40_what_a_relay_may_have_in_hand_is_not_skipped<S: Store>(
+    subject: &Subject<S>,
+    idem: impl Fn(&[&str]) -> Answer,
+    second: &EventName,
+    third: &EventName,
+) {
+    let ask = |line: &str| idem(&line.split_whitespace().collect::<Vec<_>>());
     let why = ["outbox", "skip", &second.to_string(), "--because", "sent by hand", "--yes"];
     let on_its_way = "1 of them may be on their way at this moment, because a relay has payments";
     idem(&why).refused(on_its_way);
@@ -142,13 +157,26 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     let skipped = idem(&why).ok();
     assert!(skipped.contains("1 skipped") && !skipped.contains("a copy of"), "{skipped}");
     ask("outbox resume payments").ok();
-    assert_eq!(subject.next().await, [third.clone()]);
+    assert_eq!(subject.next().await, std::slice::from_ref(third));
     // A relay whose lease ran out may have sent the events that could go by then.
     let brief = LeaseRequest::new("a", Duration::from_millis(1));
     assert_eq!(subject.outbox.lease(subject.payments, brief).await.unwrap(), Leased::Mine);
     let told = || ask(&format!("outbox skip {third} --because it-was-sent --dry-run"));
     assert!((0..1_000).any(|_| told().status == 0), "its lease does not run out");
     assert!(told().ok().contains("1 would be skipped; a copy of 1 may have been sent before"));
+    // One that is noted as under way is in its hands too; one that waits for its next try is not.
+    let request = LeaseRequest::new("a", Duration::from_secs(60));
+    assert_eq!(subject.outbox.lease(subject.payments, request).await.unwrap(), Leased::Mine);
+    for (error, is_in_hand) in [(UNDER_WAY, true), ("refused", false)] {
+        let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
+        let end = |after| EventEnd::Later { after, error: error.to_owned(), may_be_sent: true, counted: false };
+        subject.outbox.settle(subject.payments, &[(&next[0], end(Duration::from_secs(600)))]).await.unwrap();
+        match is_in_hand {
+            true => told().refused(on_its_way),
+            false => assert!(told().ok().contains("1 would be skipped")),
+        }
+        subject.outbox.settle(subject.payments, &[(&next[0], end(Duration::ZERO))]).await.unwrap();
+    }
 }
 
 /// The trail's lines about it: actor, act, and the event.
@@ -159,6 +187,7 @@ fn trail([first, second]: [&EventName; 2]) -> Vec<String> {
         format!("read-event-payload {event}"),
         format!("retry-event {event}"),
         format!("retry-stale-event {event}"),
+        format!("retry-event {event}"),
         format!("skip-event {event}: paid by hand"),
         "pause-outbox payments: their-deploy".to_owned(),
         "resume-outbox payments".to_owned(),

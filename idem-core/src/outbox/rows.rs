@@ -271,6 +271,10 @@ impl OutgoingEvent {
     }
 }
 
+/// The `error` of an event that is with its destination at this moment: its relay notes that before an outcome, so that the events
+/// behind it are not read again and again.
+pub const UNDER_WAY: &str = "under way";
+
 /// The outcome for an event that a relay had taken.
 #[derive(Debug, Clone)]
 pub enum EventEnd {
@@ -485,7 +489,8 @@ pub trait Outbox: Send + Sync + 'static {
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError>;
 
     /// Takes or renews the lease of a destination, by the database's clock, and notes how long its receivers recognise a copy. If it is
-    /// taken over from another relay, whose lease has run out, that one may have sent any event that could go by then and has no outcome.
+    /// renewed or taken over after it ran out, any event that could go by then and has no outcome may have been sent. A lease that ends in
+    /// more than two minutes was given by a clock that was ahead, and keeps no other relay away.
     async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError>;
 
     /// Ends a lease before its time, if the relay has it.

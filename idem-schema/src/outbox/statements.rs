@@ -23,15 +23,23 @@ WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.
 ON CONFLICT DO NOTHING RETURNING id, id_form";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`, 4 for how many µs receivers recognise a
-    /// copy `int8`. Result, one row: `mine bool`, `paused bool`, `left` in µs or NULL.
+    /// copy `int8`. Result, one row: `mine bool`, `paused bool`, `left` in µs or NULL. A lease that ends in more than two minutes was
+    /// given by a clock that was ahead. Events whose numbers another server, or another sequence, has drawn may all have been sent,
+    /// and begin anywhere: the backup that was restored may be older than any lease.
     lease: "\
 WITH leased AS (
     UPDATE {schema}.outbox_destinations AS d
-    SET relayed_by = $2::text, relayed_until = pg_catalog.clock_timestamp() + $3::int8::float8 * interval '1 microsecond',
-        relay_lost_at = CASE WHEN d.relayed_by <> $2::text THEN d.relayed_until ELSE d.relay_lost_at END,
-        receiver_keeps = $4::int8::float8 * interval '1 microsecond'
-    WHERE d.id = $1::int4 AND d.paused_at IS NULL
-        AND (d.relayed_by IS NULL OR d.relayed_by = $2::text OR d.relayed_until <= pg_catalog.clock_timestamp())
+    SET relayed_by = $2::text, relayed_until = now.at + $3::int8::float8 * interval '1 microsecond',
+        relay_lost_at = CASE WHEN d.numbers_of <> now.numbers_of THEN now.at
+            WHEN d.relayed_by <> $2::text OR d.relayed_until <= now.at THEN least(d.relayed_until, now.at)
+            ELSE d.relay_lost_at END,
+        receiver_keeps = $4::int8::float8 * interval '1 microsecond',
+        pending_from = CASE WHEN d.numbers_of <> now.numbers_of THEN 0::int8 ELSE d.pending_from END,
+        numbers_of = now.numbers_of
+    FROM (SELECT pg_catalog.clock_timestamp() AS at, pg_catalog.concat(pg_catalog.split_part({schema}.server_identity(), ', up since', 1),
+        ', sequence ', pg_catalog.to_regclass('{schema}.outbox_numbers')::oid) AS numbers_of) AS now
+    WHERE d.id = $1::int4 AND d.paused_at IS NULL AND (d.relayed_by IS NULL OR d.relayed_by = $2::text
+        OR d.relayed_until <= now.at OR d.relayed_until > now.at + interval '2 minutes')
     RETURNING d.id
 )
 SELECT EXISTS (SELECT FROM leased) AS mine, d.paused_at IS NOT NULL AS paused,
@@ -52,7 +60,7 @@ SELECT number, is_behind, tenant, consumer_name, event_key, ordering_key, event_
     attempts, first_sent_ago
 FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
-    /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. No result to look at.
+    /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. Result, one row: `marked int8`.
     mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
 
     /// Lets looks begin past the published events. Parameters: 1 destination `int4`, 2 the writers and 3 the number from the call

@@ -75,7 +75,7 @@ pub(crate) enum ProfileFlag {
 
 impl HttpFlags {
     /// With the settings that the profile chooses where none were given. Guardia's rules want the key in the payload of an event.
-    pub(super) fn as_the_profile_says(mut self) -> Self {
+    pub(super) fn by_the_profile(mut self) -> Self {
         if self.profile == ProfileFlag::Guardia {
             self.common.event_format.get_or_insert(EventFormat::Structured);
         }
@@ -105,7 +105,7 @@ mod tests {
         ] {
             let line = ["service", "--database-url", "sqlite://x"].iter().chain(given);
             let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
-            let flags = HttpFlags::from_arg_matches(&matches).unwrap().as_the_profile_says();
+            let flags = HttpFlags::from_arg_matches(&matches).unwrap().by_the_profile();
             assert_eq!(flags.common.event_format, wanted, "{given:?}");
         }
     }

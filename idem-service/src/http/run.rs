@@ -72,7 +72,7 @@ fn read<A: clap::Args>(name: &'static str, version: &'static str, arguments: Vec
     // Another program's: this one need not have anything to do with Kafka.
     drop(foreign);
     let refused = |error| Stop::Refused(crate::refusal::line(&error, &command));
-    let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?.as_the_profile_says();
+    let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?.by_the_profile();
     let own = A::from_arg_matches(&matches).map_err(refused)?;
     let secrets = command_line::secrets(&command, &matches, flags.common.key_secret_file.clone());
     let (given, exposed) = (command_line::given(&command, &matches), command_line::exposed(&command, &matches));

@@ -413,6 +413,9 @@ impl MemoryOutbox {
     }
 }
 
+/// A lease that ends later was given by a clock that was ahead.
+const LEASE_MAX: Duration = Duration::from_secs(120);
+
 #[async_trait]
 impl Outbox for MemoryOutbox {
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
@@ -431,14 +434,14 @@ impl Outbox for MemoryOutbox {
                 return Leased::Paused;
             }
             match &row.relay {
-                Some((other, until)) if other != relay && *until > now && !everybodys => {
+                Some((other, until)) if other != relay && *until > now && *until <= now + LEASE_MAX && !everybodys => {
                     Leased::Others { left: until.duration_since(now).unwrap_or_default() }
                 }
                 held => {
                     row.lost_at = held
                         .as_ref()
-                        .filter(|(other, _)| other != relay)
-                        .map_or(row.lost_at, |(_, until)| Some(*until));
+                        .filter(|(other, until)| other != relay || *until <= now)
+                        .map_or(row.lost_at, |(_, until)| Some((*until).min(now)));
                     row.relay = Some((relay.to_owned(), now + time));
                     row.receiver_keeps = receiver_keeps;
                     Leased::Mine

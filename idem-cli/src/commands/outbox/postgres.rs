@@ -1,6 +1,6 @@
 //! The statements on PostgreSQL.
 
-use idem_core::outbox::EventName;
+use idem_core::outbox::{EventName, UNDER_WAY};
 
 use super::Events;
 use crate::{
@@ -11,7 +11,11 @@ use crate::{
 
 /// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`.
 const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp()
-    AND (o.state = 0 OR o.state = 1 AND o.not_before <= pg_catalog.clock_timestamp()))";
+    AND (o.state = 0 OR o.state = 1 AND (o.not_before <= pg_catalog.clock_timestamp() OR o.error = '{under_way}')))";
+
+fn statement(template: &str) -> String {
+    template.replace("{in_hand}", IN_HAND).replace("{under_way}", UNDER_WAY)
+}
 
 /// Parameters: 1 numbers, 2 keys.
 const FOUND: &str = "\
@@ -157,7 +161,7 @@ fn one(event: &EventName) -> [Bind<'_>; 2] {
 
 impl Events for Database {
     async fn found(&mut self, events: &[EventName]) -> Result<Table, Failure> {
-        self.table(&FOUND.replace("{in_hand}", IN_HAND), &Named::of(events).binds()).await
+        self.table(&statement(FOUND), &Named::of(events).binds()).await
     }
 
     async fn failed(&mut self, destination: &str) -> Result<Option<Table>, Failure> {
@@ -190,8 +194,7 @@ impl Events for Database {
     async fn skip(&mut self, events: &[EventName], because: &str) -> Result<i64, Failure> {
         let (by, named) = (self.by.clone(), Named::of(events));
         let [numbers, keys] = named.binds();
-        let skip = SKIP.replace("{in_hand}", IN_HAND);
-        self.act(&skip, &[numbers, keys, Bind::Text(&by), Bind::Text(because)]).await
+        self.act(&statement(SKIP), &[numbers, keys, Bind::Text(&by), Bind::Text(because)]).await
     }
 
     async fn pause(&mut self, destination: &str, reason: &str) -> Result<i64, Failure> {

@@ -1,6 +1,6 @@
 //! Sends each event by itself, to endpoints of different owners, so that a slow endpoint delays no other.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
-    outbox::{DestinationId, EventEnd, EventError, OutgoingEvent},
+    outbox::{DestinationId, EventEnd, EventError, OutgoingEvent, UNDER_WAY},
 };
 
 /// Events that are read for each one that may be in flight: events behind another of their ordering key cannot begin.
@@ -34,6 +34,8 @@ type Answered = (Arc<OutgoingEvent>, Result<(), EventError>);
 #[derive(Default)]
 struct UnderWay {
     calls: FuturesUnordered<BoxFuture<'static, Answered>>,
+    /// The answers that came while the outbox was waited for.
+    answered: Vec<Answered>,
     events: Vec<Begun>,
 }
 
@@ -56,6 +58,32 @@ impl UnderWay {
         let is_before =
             |begun: &OutgoingEvent| event.ordering_key.is_some() && begun.ordering_key == event.ordering_key;
         self.events.iter().any(|begun| is_it(&begun.event) || is_before(&begun.event))
+    }
+
+    /// Waits for the outbox while the calls go on: one that nothing polled would find its time over, although its answer has come.
+    async fn beside<T>(&mut self, outbox: impl Future<Output = T>) -> T {
+        let mut outbox = pin!(outbox);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut outbox => return done,
+                Some(answer) = self.calls.next() => self.answered.push(answer),
+            }
+        }
+    }
+
+    /// The answers that are there, or else the next one; pending while there is no call.
+    async fn answers(&mut self) -> Vec<Answered> {
+        if self.answered.is_empty() {
+            match self.calls.next().await {
+                Some(answer) => self.answered.push(answer),
+                None => std::future::pending().await,
+            }
+        }
+        while let Some(next) = self.calls.next().now_or_never().flatten() {
+            self.answered.push(next);
+        }
+        std::mem::take(&mut self.answered)
     }
 
     fn ended(&mut self, event: &Arc<OutgoingEvent>) {
@@ -91,8 +119,8 @@ impl Carrier {
             // Look for events if a slot is free; otherwise wait until one is.
             let may_begin = under_way.events.len() < at_once && !self.stopping.is_asked();
             tokio::select! {
-                Some(answer) = under_way.calls.next() => {
-                    if let Err(error) = self.answered(id, &mut under_way, answer).await {
+                answers = under_way.answers() => {
+                    if let Err(error) = self.answered(id, &mut under_way, answers).await {
                         self.store_failed("noting what became of events", &error);
                     }
                     refused = (self.tries > 0).then(|| Instant::now() + TROUBLE.backoff_now(self.tries));
@@ -113,12 +141,13 @@ impl Carrier {
     ) -> Result<usize, StoreError> {
         let max = u32::try_from(at_once * LOOKED_AT).unwrap_or(u32::MAX);
         self.woken_now();
-        let events = self.outbox.next(id, max, BYTES_MAX).await?;
+        let outbox = Arc::clone(&self.outbox);
+        let events = under_way.beside(outbox.next(id, max, BYTES_MAX)).await?;
         self.store_answers();
         failpoint!(RELAY_TAKEN).map_err(injected)?;
         let events: Vec<OutgoingEvent> = events.into_iter().filter(|event| !under_way.holds(event)).collect();
         let mut begun = 0;
-        for event in self.without_stale(id, events).await? {
+        for event in under_way.beside(self.without_stale(id, events)).await? {
             // Another relay may have the destination meanwhile, and then these are its events.
             if under_way.events.len() >= at_once || !self.goes_on(lease) {
                 break;
@@ -142,17 +171,13 @@ impl Carrier {
         Ok(begun)
     }
 
-    /// Notes the outcome of this event, and of those that have ended meanwhile.
+    /// Notes the outcome of these events.
     async fn answered(
         &mut self,
         id: DestinationId,
         under_way: &mut UnderWay,
-        first: Answered,
+        ended: Vec<Answered>,
     ) -> Result<(), StoreError> {
-        let mut ended = vec![first];
-        while let Some(next) = under_way.calls.next().now_or_never().flatten() {
-            ended.push(next);
-        }
         let (events, answers): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
         let mut judged = Judged::default();
         for (event, answer) in events.iter().zip(answers) {
@@ -162,7 +187,7 @@ impl Carrier {
         if confirmed.is_ok() {
             let judged = judged.of_each();
             self.tell(&judged);
-            self.note(id, judged.ends).await;
+            under_way.beside(self.note(id, judged.ends)).await;
         }
         // Only now, because the outbox returns them again until they are noted.
         events.iter().for_each(|event| under_way.ended(event));
@@ -174,18 +199,19 @@ impl Carrier {
     /// because this process ends, the event is tried again after the deadline.
     async fn note_slow(&self, id: DestinationId, under_way: &mut UnderWay) {
         let now = Instant::now();
-        let mut ends = Vec::new();
+        let mut slow = Vec::new();
         for begun in under_way.events.iter_mut().filter(|begun| !begun.is_noted && now >= begun.at + SLOW_AFTER) {
             begun.is_noted = true;
-            let end = EventEnd::Later {
-                after: self.settings.publish_deadline + MARGIN,
-                error: "under way".to_owned(),
-                may_be_sent: true,
-                counted: false,
-            };
-            ends.push((&*begun.event, end));
+            slow.push(Arc::clone(&begun.event));
         }
-        if let Err(error) = self.outbox.settle(id, &ends).await {
+        let end = || EventEnd::Later {
+            after: self.settings.publish_deadline + MARGIN,
+            error: UNDER_WAY.to_owned(),
+            may_be_sent: true,
+            counted: false,
+        };
+        let ends: Vec<_> = slow.iter().map(|event| (&**event, end())).collect();
+        if let Err(error) = under_way.beside(self.outbox.settle(id, &ends)).await {
             self.store_failed("noting what is under way", &error);
         }
     }

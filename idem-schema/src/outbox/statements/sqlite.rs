@@ -45,8 +45,9 @@ WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
 
 const LEASE: &str = r#"
 UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?5 + ?3,
-    relay_lost_at = iif(relayed_by <> ?2, relayed_until, relay_lost_at), receiver_keeps = ?4
-WHERE id = ?1 AND paused_at IS NULL AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5);
+    relay_lost_at = iif(relayed_by <> ?2 OR relayed_until <= ?5, min(relayed_until, ?5), relay_lost_at), receiver_keeps = ?4
+WHERE id = ?1 AND paused_at IS NULL
+    AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5 OR relayed_until > ?5 + 120000000);
 SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
     max(relayed_until - ?5, 0) AS "left"
 FROM "{schema}_outbox_destinations" WHERE id = ?1"#;
@@ -94,11 +95,12 @@ ORDER BY o.number"#;
 
 const MARK_BEHIND: &str = r#"
 UPDATE "{schema}_outbox" AS o SET state = 3, first_sent_at = {first_sent}
-WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o.state = 0 AND (
+WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o.state IN (0, 1) AND (
     EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
         AND b.state IN (1, 2) AND b.number < o.number)
     OR EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
-        AND b.state = 3 AND b.number < o.number))"#;
+        AND b.state = 3 AND b.number < o.number));
+SELECT changes() AS marked"#;
 
 /// The events that were published, by their numbers and keys.
 const PUBLISHED: &str =

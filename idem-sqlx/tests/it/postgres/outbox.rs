@@ -165,6 +165,37 @@ async fn o42_what_is_known_of_another_server_passes_nothing() {
     fixture.drop().await;
 }
 
+/// O56: a backup is restored without the place of the sequence, and numbers are drawn up to behind the place where looks began, before
+/// the relay asks again. What the backup holds may all have been sent since, although no relay had it then.
+#[tokio::test]
+async fn o56_where_looks_begin_is_not_restored_with_the_outbox() {
+    let fixture = Fixture::new().await;
+    let outbox = outbox(&fixture);
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let lease = async || {
+        outbox.lease(id, LeaseRequest::new("one", Duration::from_secs(60))).await.map(|leased| leased == Leased::Mine)
+    };
+    assert!(lease().await.unwrap());
+    outbox.release(id, "one").await.unwrap();
+    fixture.run("UPDATE outbox_destinations SET pending_from = 1000").await;
+    assert!(lease().await.unwrap());
+    assert_eq!(pending_from(&fixture).await, 1_000, "the same server and sequence");
+    outbox.release(id, "one").await.unwrap();
+
+    fixture.run("DROP SEQUENCE outbox_numbers").await;
+    fixture.run("CREATE SEQUENCE outbox_numbers AS bigint OWNED BY outbox.number").await;
+    let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    let mut connection = fixture.connect().await;
+    plain.publish(&mut connection, "anew", Event::to("payments").body("1")).await.unwrap();
+    fixture.run("SELECT setval('outbox_numbers', 2000)").await;
+    assert!(outbox.next(id, 10, 1_000_000).await.unwrap().is_empty(), "it is passed by");
+    assert!(lease().await.unwrap());
+    let next = outbox.next(id, 10, 1_000_000).await.unwrap();
+    assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["anew"]);
+    assert!(next[0].first_sent_ago.is_some(), "it may have been sent before the restore");
+    fixture.drop().await;
+}
+
 /// O32: an event that is let go again, and those behind it, are found however far on looks begin.
 #[tokio::test]
 async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed() {
@@ -195,6 +226,32 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     assert_eq!(next().await, ["a1"]);
     outbox.settle(id, &[(&fails[0], EventEnd::Published)]).await.unwrap();
     assert_eq!(next().await, ["a2"]);
+    fixture.drop().await;
+}
+
+/// O71: an event whose consumer's or writer's row was lost waits for a person, and the others go.
+#[tokio::test]
+async fn o71_an_event_without_its_writers_row_stops_no_other() {
+    let fixture = Fixture::new().await;
+    let outbox = outbox(&fixture);
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let mut connection = fixture.connect().await;
+    for writer in ["lost", "known"] {
+        let plain = fixture.store.plain_outbox(writer, ["payments"]).await.unwrap();
+        plain.publish(&mut connection, writer, Event::to("payments").body("1")).await.unwrap();
+    }
+    fixture.run("DELETE FROM consumers WHERE name = 'lost'").await;
+    let next = async || {
+        let next = outbox.next(id, 10, 1_000_000).await.unwrap();
+        next.into_iter().map(|event| event.key.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(next().await, ["known"]);
+    let told = fixture.texts("SELECT concat_ws(' ', event_key, state, error) FROM outbox WHERE state <> 0").await;
+    assert!(told.len() == 1 && told[0].starts_with("lost 2 ") && told[0].contains("idem outbox retry"), "{told:?}");
+    // The writer's next start puts its row back.
+    fixture.store.plain_outbox("lost", ["payments"]).await.unwrap();
+    fixture.run("UPDATE outbox SET state = 0").await;
+    assert_eq!(next().await, ["lost", "known"]);
     fixture.drop().await;
 }
 

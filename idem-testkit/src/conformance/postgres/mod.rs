@@ -105,6 +105,7 @@ macro_rules! postgres_conformance {
                 a27_a_table_altered_under_prepared_statements,
                 a27_a_table_that_is_gone_and_back,
                 a44_a_setting_that_the_server_refuses_leaves_the_others,
+                o70_what_was_skipped_holds_nothing_back_at_any_isolation,
                 weak_settings_are_warned_about,
             }
             usurpers {

@@ -1,11 +1,17 @@
 //! Servers that refuse, and schemas that change.
 
-use idem_core::{ErrorClass, HandlerError, Message, Store as _, StoreError, Tx, store::Bookkeeping as _};
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    ErrorClass, Event, HandlerError, Message, Store as _, StoreError, Tx,
+    outbox::EventEnd,
+    store::{Bookkeeping as _, UnitOfWork as _},
+};
 
 use super::{
-    consumers::{builder, keys, messages, msg, process, registration},
+    consumers::{builder, claim_of, keys, messages, msg, options, process, registration},
     handlers::{Act, Write, acting, consumer, write},
-    subject::{PostgresUnderTest, effects},
+    subject::{PATIENCE, PostgresUnderTest, effects, until},
 };
 use crate::proxy::postgres::PostgresProxy;
 
@@ -78,6 +84,53 @@ pub async fn a44_a_setting_that_the_server_refuses_leaves_the_others<T: Postgres
     let [told] = told.as_slice() else { panic!("one row, not {told:?}") };
     // How a time is written is the client's business.
     assert!(told.starts_with("on 30") && told.ends_with(" 0"), "{told}");
+}
+
+/// Publishes events of one ordering key.
+struct Orders;
+
+impl Act for Orders {
+    async fn act<T: PostgresUnderTest>(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, T::Store>,
+    ) -> Result<(), HandlerError> {
+        tx.publish(message, Event::to("payments").body("paid").ordering_key("account"))?;
+        Ok(write::<T>(tx, message).await?)
+    }
+}
+
+/// O70: a relay that waits for the lock of an operator who skips an event sees, once it has it, that the event is gone; with the
+/// snapshot of before, as other isolation levels have it, it would put the next one behind it for ever.
+pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: PostgresUnderTest>(subject: &T) {
+    let orders = builder(subject.store().clone(), acting::<T, _>(Orders)).publishes_to(["payments"]).lanes(1);
+    let orders = orders.handlers(subject.concurrency()).build().unwrap();
+    let default = [("default_transaction_isolation", "repeatable read")];
+    let outbox = Arc::new(subject.another(None, &default)).outbox().unwrap();
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    assert_eq!(process(&orders, messages(&keys(2))).await, "PP");
+    let all = outbox.next(id, 10, 1_000).await.unwrap();
+    let failed = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
+    outbox.settle(id, &[(&all[0], failed)]).await.unwrap();
+    let mut lane = subject.store().open().await.unwrap();
+    let options = options(claim_of(subject.store(), "skipping").await.1, PATIENCE);
+    let mut skipping = subject.store().begin(&mut lane, options).await.unwrap();
+    skipping.claim(&[]).await.unwrap();
+    for statement in ["SELECT FROM outbox_destinations FOR NO KEY UPDATE", "DELETE FROM outbox WHERE state = 2"] {
+        T::execute(&mut skipping.tx(), statement).await.unwrap();
+    }
+    let schema = subject.texts("SELECT current_schema()").await.concat();
+    let waits = format!(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{schema}%mark_behind%')"
+    );
+    let skipped = async {
+        until(subject, &waits).await;
+        skipping.commit().await.unwrap();
+    };
+    let (looked, ()) = tokio::join!(outbox.next(id, 10, 1_000), skipped);
+    looked.unwrap();
+    let free = tokio::time::timeout(Duration::from_secs(30), outbox.next(id, 10, 1_000)).await.unwrap().unwrap();
+    assert_eq!(free.iter().map(|event| &event.key).collect::<Vec<_>>(), [&all[1].key]);
 }
 
 /// Warnings about weak settings name the cure.

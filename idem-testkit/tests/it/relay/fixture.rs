@@ -99,6 +99,8 @@ pub(crate) enum Does {
     Hangs,
     /// It is kept, and no confirmation comes.
     LosesTheAnswer,
+    /// It is kept, and confirmed after this time, if the client is looked after before its own limit of eight seconds is over.
+    AnswersAfter(Duration),
     NeverFits,
     FailsAndCounts,
     Panics,
@@ -183,6 +185,14 @@ impl Topic {
             Some(Does::LosesTheAnswer) => {
                 self.kept().arrived.push(arrival);
                 return Err(EventError::unconfirmed("the answer was lost").uncounted());
+            }
+            Some(Does::AnswersAfter(time)) => {
+                self.kept().arrived.push(arrival);
+                return tokio::select! {
+                    biased;
+                    () = sleep(Duration::from_secs(8)) => Err(EventError::unconfirmed("no answer within 8 s")),
+                    () = sleep(time) => Ok(()),
+                };
             }
             Some(Does::Hangs) => {
                 self.kept().arrived.push(arrival);

@@ -553,6 +553,23 @@ async fn o2_a_relay_that_marks_first_is_found() {
     assert_eq!(lost, 12);
 }
 
+/// O62: while the database is waited for the calls go on, so that a confirmation is not taken for a time that is over.
+#[tokio::test(start_paused = true)]
+async fn o62_a_database_that_hangs_charges_no_event_that_was_confirmed() {
+    let after = |millis| Does::AnswersAfter(Duration::from_millis(millis));
+    let (fixture, topic) = (Fixture::new(), Topic::each(4).with("0", after(10)).with("1", after(1_000)));
+    fixture.commit_many("a", 0..2).await;
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    while topic.arrived().len() < 2 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    fixture.store.inject(Operation::Bookkeeping, idem_testkit::Fault::Delay(Duration::from_secs(20)));
+    sleep(Duration::from_secs(60)).await;
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), bodies(0..2), "each once");
+    run.abort();
+}
+
 /// O3: a confirmed event that could not be noted is noted once the database answers again; it is no copy.
 #[tokio::test(start_paused = true)]
 async fn o3_a_confirmation_outlives_an_outage_of_the_database() {

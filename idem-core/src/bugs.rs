@@ -58,6 +58,14 @@ pub enum Bug {
     DeclaresOnce,
     /// A server that has lost the consumer's row while its tenants are interned there ends the worker (J63).
     RefusesLostTenants,
+    /// A revocation gives back the messages of assignments that stay, too (E10).
+    RevocationsTakeAll,
+    /// A revocation gives back the messages before settled ones, which then come again (E10).
+    RevocationsFinishNothing,
+    /// A revocation is answered while messages of its assignments run (E10).
+    RevocationsDoNotWait,
+    /// Messages of a lost assignment run once more where their unit failed meanwhile (E41).
+    LossesMissTheUnit,
     /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
     RandomId,
     /// An event is noted as published before it is (O2).
@@ -79,7 +87,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 38] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -106,6 +114,10 @@ impl Bug {
         Self::TrustsTheFirstServer,
         Self::DeclaresOnce,
         Self::RefusesLostTenants,
+        Self::RevocationsTakeAll,
+        Self::RevocationsFinishNothing,
+        Self::RevocationsDoNotWait,
+        Self::LossesMissTheUnit,
         Self::RandomId,
         Self::MarksFirst,
         Self::SilenceConfirms,

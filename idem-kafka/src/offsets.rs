@@ -90,5 +90,7 @@ impl Offsets {
     }
 }
 
+// By its path, because the simulation takes this file in.
 #[cfg(test)]
+#[path = "offsets/tests.rs"]
 mod tests;

@@ -22,12 +22,24 @@ pub(crate) fn pause(scenario: &Scenario) -> Duration {
     scenario.control_every + unit + scenario.deadline + Duration::from_secs(2)
 }
 
+/// How long partitions may be on their way to another process: a session ends, everything is given back, and what is left is
+/// committed or not.
+fn rebalance(scenario: &Scenario) -> Duration {
+    scenario
+        .partitions
+        .map_or(Duration::ZERO, |of| of.session + of.drain + of.commit_every * 2 + Duration::from_secs(6))
+}
+
 /// How long a good message may wait in a life where nothing else is slow and nothing fails.
 pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
     // Where handlers wait for each other's rows, all of them may have to run in turn, and some twice.
     let side_by_side = if scenario.contents.iter().all(|content| content.accounts.is_empty()) { 4 } else { 1 };
-    Duration::from_secs(2) + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / side_by_side
+    // Each process that begins moves partitions.
+    let moves = rebalance(scenario) * u32::try_from(scenario.processes).unwrap_or(u32::MAX);
+    Duration::from_secs(2)
+        + moves
+        + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / side_by_side
 }
 
 /// By when the last event has arrived and the last caller is answered, once every effect is committed.
@@ -63,7 +75,10 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
         scenario.messages.iter().filter(|(_, content)| !scenario.contents[*content].behaviour.is_good()).count();
     // Those beyond what may be in flight are held after the others.
     let holds = BREAKER_HOLD * (1 + u32::try_from(failing / scenario.in_flight).unwrap_or(u32::MAX));
+    // Each death moves partitions, and each killer has its attempts.
+    let moves = rebalance(scenario) * (8 + attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX)));
     telling(scenario)
+        + moves
         + messages
         + replays
         + holds

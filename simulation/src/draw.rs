@@ -10,7 +10,7 @@ use idem_testkit::{
 };
 
 use crate::{
-    scenario::{Behaviour, Content, Event, Scenario, Theme},
+    scenario::{Behaviour, Content, Event, Partitions, Protocol, Scenario, Theme},
     telling,
 };
 
@@ -30,6 +30,9 @@ pub(crate) fn millis(rng: &mut Rng, from: u64, to: u64) -> Duration {
 }
 
 pub(crate) fn scenario(theme: Theme, seed: u64) -> Scenario {
+    // The lives of this theme are small ones, with partitions.
+    let always = theme == Theme::Partitions;
+    let theme = if always { Theme::Small } else { theme };
     let mut rng = Rng::with_seed(seed);
     let rng = &mut rng;
     let calm = theme == Theme::Calm || one_in(rng, 4);
@@ -50,6 +53,7 @@ pub(crate) fn scenario(theme: Theme, seed: u64) -> Scenario {
     events(&mut scenario, span, rng);
     disasters(&mut scenario, theme, span, seed);
     killers(&mut scenario, span, seed);
+    partitions(&mut scenario, always, span, seed);
     telling::draw(&mut scenario, theme, span, seed);
     scenario.messages.sort_by_key(|(at, _)| *at);
     scenario.events.sort_by_key(|(at, _)| *at);
@@ -99,6 +103,7 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         messages: Vec::new(),
         events: Vec::new(),
         telling: None,
+        partitions: None,
     }
 }
 
@@ -188,8 +193,8 @@ fn messages(scenario: &mut Scenario, theme: Theme, span: u64, rng: &mut Rng) {
     }
     let junk = match theme {
         Theme::Junk => rng.usize(30..200),
-        Theme::Small | Theme::Any | Theme::Calm if one_in(rng, 10) => rng.usize(1..60),
-        Theme::Small | Theme::Any | Theme::Calm => 0,
+        Theme::Small | Theme::Any | Theme::Calm | Theme::Partitions if one_in(rng, 10) => rng.usize(1..60),
+        Theme::Small | Theme::Any | Theme::Calm | Theme::Partitions => 0,
     };
     let burst = millis(rng, 0, span);
     for number in 0..junk {
@@ -350,5 +355,45 @@ fn two_of_one_key(scenario: &mut Scenario, key: &str, behaviour: Behaviour, span
             tells: Vec::new(),
         });
         scenario.messages.push((at + millis(rng, 0, 50), scenario.contents.len() - 1));
+    }
+}
+
+/// Several partitions, from a generator of their own, with what makes them move.
+fn partitions(scenario: &mut Scenario, always: bool, span: u64, seed: u64) {
+    let rng = &mut Rng::with_seed(seed ^ 0x00AB_A1A2_CE0F_9A27);
+    // Two payloads of one key need positions that are not kept.
+    let is_paired = |content: &Content| matches!(content.key.as_deref(), Some("twin" | "killer"));
+    if !(one_in(rng, 24) || always) || scenario.contents.iter().any(is_paired) {
+        return;
+    }
+    scenario.partitions = Some(Partitions {
+        count: rng.usize(2..=6),
+        protocol: pick(rng, &[Protocol::Eager, Protocol::Cooperative]),
+        session: millis(rng, 300, 3_000),
+        drain: millis(rng, 500, 5_000),
+        commit_every: millis(rng, 50, 2_000),
+    });
+    (scenario.order, scenario.positions, scenario.lease) = (Order::ByKey, true, None);
+    scenario.processes = scenario.processes.max(rng.usize(2..=4));
+    scenario.faults.reordered = Rate::Never;
+    one_killer(scenario);
+    scenario.events.retain(|(_, event)| *event != Event::Recreate);
+    if scenario.calm {
+        return;
+    }
+    let mut happens = |rng: &mut Rng, event| scenario.events.push((millis(rng, 0, span), event));
+    for _ in 0..rng.u32(0..4) {
+        happens(rng, Event::Revoke(Revoke::Drained));
+    }
+    for _ in 0..rng.u32(0..3) {
+        let (process, milliseconds) = (rng.usize(..scenario.processes), rng.u64(100..8_000));
+        happens(rng, Event::CutOff { process, milliseconds });
+    }
+    for _ in 0..rng.u32(0..2) {
+        let process = rng.usize(..scenario.processes);
+        happens(rng, Event::Stop { process });
+    }
+    if one_in(rng, 4) {
+        happens(rng, Event::Revoke(Revoke::Lost));
     }
 }

@@ -22,6 +22,7 @@ impl Handler<MemoryStore> for SimulatedHandler {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
         let content = self.world.content(message);
         let (run, before) = self.world.begin(self.process, content);
+        let _under_way = UnderWay { world: &self.world, run };
         if self.world.scenario.effects == Effects::Outside {
             self.world.called(content, message.derived_key("charge").to_string());
         }
@@ -144,6 +145,18 @@ impl SimulatedHandler {
     async fn die(&self) {
         self.world.kill(self.process, 200);
         std::future::pending::<()>().await;
+    }
+}
+
+/// A run, until its handler has returned or is dropped.
+struct UnderWay<'w> {
+    world: &'w World,
+    run: usize,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.world.known().running.remove(&self.run);
     }
 }
 

@@ -56,11 +56,13 @@ pub enum Rule {
     NeedlessCopy,
     /// Every answer to a key is that of the run that counts.
     OtherAnswer,
+    /// Only the holder of a partition works on it, and commits its position: until it has given it back in good order.
+    OtherHolder,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::SettledTooEarly,
         Self::Lost,
         Self::SecondEffect,
@@ -83,6 +85,7 @@ impl Rule {
         Self::EventsOutOfOrder,
         Self::NeedlessCopy,
         Self::OtherAnswer,
+        Self::OtherHolder,
     ];
 }
 
@@ -118,6 +121,8 @@ pub(crate) enum Happened {
     Ended { process: usize, how: String },
     /// Anything else.
     Noted(String),
+    /// A group stored a position.
+    Passed { process: usize, partition: i32, to: i64 },
 }
 
 impl fmt::Display for Happened {
@@ -129,6 +134,9 @@ impl fmt::Display for Happened {
             }
             Self::Settled { process, message, how, answer } => {
                 write!(f, "process {process}: m{message} is settled: {how}; the broker answers {answer}")
+            }
+            Self::Passed { process, partition, to } => {
+                write!(f, "process {process} commits the position {to} of partition {partition}")
             }
             Self::Began { process, run, content } => {
                 write!(f, "process {process}: handler run {run} begins, content c{content}")

@@ -11,6 +11,7 @@
 //! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
 //! | `disaster` | disasters of the store as a whole: failovers, restores, another clock, records that are forgotten |
 //! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
+//! | `group`, `member` | several partitions: the group that shares them, and a process as its member, with the state of `idem-kafka` |
 //! | `telling` | the outputs: events and the answers of calls, as plain data |
 //! | `receivers`, `calls` | where events go, and who asks for something to be done once |
 //! | `journal` | the events of a life, their hash, and the breaches of promises |
@@ -22,10 +23,12 @@ mod bounds;
 mod calls;
 mod disaster;
 mod draw;
+mod group;
 mod handler;
 mod journal;
 mod life;
 mod lives;
+mod member;
 mod oracle;
 mod process;
 mod receivers;
@@ -36,11 +39,19 @@ pub mod teeth;
 mod telling;
 mod world;
 
+// The state of the adapter for Kafka is the real one, which needs no client library. Its own tests stay there.
+#[allow(dead_code, unreachable_pub, reason = "the adapter uses all of it")]
+#[path = "../../idem-kafka/src/offsets.rs"]
+mod offsets;
+#[allow(dead_code, unreachable_pub, reason = "the adapter uses all of it")]
+#[path = "../../idem-kafka/src/state.rs"]
+mod state;
+
 pub use self::{
     journal::{Breach, Mixer, Rule},
     life::{Report, Way, live},
     lives::{Broken, Lives, Sum, Until},
-    scenario::{Behaviour, Content, Event, Scenario, Theme},
+    scenario::{Behaviour, Content, Event, Partitions, Protocol, Scenario, Theme},
     shrink::shrink,
     telling::{Operation, Receiver, Telling, Told},
 };

@@ -10,7 +10,10 @@ use idem_core::{
     ConsumerName, ControlState, Tenant,
     store::{Bookkeeping as _, ScopeId},
 };
-use idem_testkit::{Weather, memory::Faults};
+use idem_testkit::{
+    Weather,
+    memory::{Faults, Revoke},
+};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::{
@@ -18,6 +21,7 @@ use crate::{
     journal::{Breach, Happened, Rule},
     oracle, process,
     scenario::{Event, Scenario},
+    teeth::Slip,
     world::World,
 };
 
@@ -30,6 +34,8 @@ pub struct Way {
     pub first_dies_at: Option<u64>,
     /// A store that breaks its contract in this way.
     pub defect: Option<idem_testkit::Defect>,
+    /// A mistake of the members of a group.
+    pub slip: Option<Slip>,
 }
 
 /// The result of a life.
@@ -73,7 +79,7 @@ pub fn live(scenario: &Scenario, way: Way) -> Report {
 async fn run(scenario: Scenario, way: Way) -> Report {
     let world = Arc::new(World::new(scenario, way));
     world.store.weather(world.scenario.weather);
-    world.queue().misbehave(world.scenario.faults);
+    world.misbehave(world.scenario.faults);
     if let Some(polls) = way.first_dies_at {
         world.places[0].dies_at.store(polls, Ordering::SeqCst);
         world.places[0].down.store(100, Ordering::SeqCst);
@@ -126,11 +132,12 @@ async fn happen(world: &Arc<World>) {
     sleep_until(begun + scenario.faults_end()).await;
     world.journal.note(&Happened::Noted("all faults end".to_owned()));
     world.store.weather(Weather::default());
-    world.queue().misbehave(Faults::default());
+    world.misbehave(Faults::default());
     world.received().faults_over = true;
     control(world, ControlState::Running).await;
     // Where positions are kept, a settlement that was lost is made good with the next assignment.
     world.queue().disconnect();
+    world.group.iter().for_each(|group| group.heal());
     let within = bounds::rest(scenario);
     let rested = tokio::select! {
         rested = timeout(within, rest(world)) => rested.is_ok(),
@@ -139,7 +146,8 @@ async fn happen(world: &Arc<World>) {
     if !rested {
         let stats = world.queue().stats();
         let (events, asked) = (world.on_their_way(), world.asked().is_done());
-        let text = format!("after {within:?}: {stats:?}, events {events:?}, all calls answered: {asked}");
+        let group = world.group.as_ref().map(|group| group.describe());
+        let text = format!("after {within:?}: {stats:?}, {group:?}, events {events:?}, all calls answered: {asked}");
         world.journal.breach(Rule::NotAtRest, text);
     } else if world.scenario.telling.is_some() {
         calls::ask_again(world).await;
@@ -157,7 +165,7 @@ async fn halted(world: &World) {
 /// Waits until no message is unsettled, no replay is under way, no event on its way, and every caller is answered.
 async fn rest(world: &World) {
     loop {
-        world.queue().drained().await;
+        world.drained().await;
         let is_told = world.scenario.telling.is_none() || (world.on_their_way().is_empty() && world.asked().is_done());
         if is_told && !world.store.kept_dead_letters().iter().any(|kept| kept.replaying) {
             return;
@@ -182,7 +190,15 @@ async fn do_event(world: &Arc<World>, event: Event) {
         }
         Event::Stop { process } => stop(world, process),
         Event::Disconnect => world.queue().disconnect(),
-        Event::Revoke(how) => world.queue().revoke(how),
+        Event::Revoke(how) => match (&world.group, how) {
+            (None, how) => world.queue().revoke(how),
+            (Some(group), Revoke::Drained) => group.rebalance(),
+            (Some(group), Revoke::Lost) => group.turn_out(),
+        },
+        Event::CutOff { process, milliseconds } => {
+            let until = Instant::now() + Duration::from_millis(milliseconds);
+            world.group.iter().for_each(|group| group.cut_off(process, until));
+        }
         Event::ExpireLeases => world.queue().expire_leases(),
         Event::Pause(milliseconds) => {
             control(world, ControlState::Paused).await;

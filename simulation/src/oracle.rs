@@ -48,11 +48,11 @@ pub(crate) fn judge(world: &World) {
     judge.order_is_kept();
     judge.answers_are_kept();
     // A consumer that has halted leaves the rest to a person, and one that still works has not lost anything yet.
-    if world.halts.load(Ordering::SeqCst) == 0 && world.queue().is_drained() {
+    if world.halts.load(Ordering::SeqCst) == 0 && world.is_drained() {
         judge.nothing_is_lost();
         judge.good_messages_are_soon();
     }
-    let is_at_rest = world.halts.load(Ordering::SeqCst) == 0 && world.queue().is_drained();
+    let is_at_rest = world.halts.load(Ordering::SeqCst) == 0 && world.is_drained();
     drop(judge);
     receivers::judge(world, is_at_rest);
 }

@@ -126,7 +126,7 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
         let receivers = (0..telling.receivers.len()).map(receivers::name);
         consumer = consumer.publishes_to(receivers).keeps_results(RESULT_BYTES_MAX);
     }
-    let mut worker = Worker::builder(consumer.build()?, CheckedSource::new(Arc::clone(world), process))
+    let mut worker = Worker::builder(consumer.build()?, CheckedSource::new(world, process))
         .batch(scenario.batch)
         .in_flight(scenario.in_flight)
         .retry(scenario.retry)

@@ -25,11 +25,13 @@ pub enum Theme {
     Junk,
     /// No faults and no deaths: here the checks are tightest.
     Calm,
+    /// As small ones, each with several partitions that move between processes.
+    Partitions,
 }
 
 impl Theme {
     /// Every theme.
-    pub const ALL: [Self; 4] = [Self::Small, Self::Any, Self::Junk, Self::Calm];
+    pub const ALL: [Self; 5] = [Self::Small, Self::Any, Self::Junk, Self::Calm, Self::Partitions];
 
     /// Its name on the command line.
     #[must_use]
@@ -39,6 +41,7 @@ impl Theme {
             Self::Any => "any",
             Self::Junk => "junk",
             Self::Calm => "calm",
+            Self::Partitions => "partitions",
         }
     }
 }
@@ -124,8 +127,15 @@ pub enum Event {
     },
     /// Every consumer loses its connection to the broker.
     Disconnect,
-    /// Every assignment is taken away.
+    /// Every assignment is taken away. Of partitions, some move on, or every member is turned out.
     Revoke(Revoke),
+    /// A process reaches no group for so many milliseconds, and goes on with what it has.
+    CutOff {
+        /// Which.
+        process: usize,
+        /// For how long.
+        milliseconds: u64,
+    },
     /// Messages in flight are delivered again.
     ExpireLeases,
     /// An operator pauses the consumer for so many milliseconds.
@@ -144,6 +154,30 @@ pub enum Event {
     Forget(usize),
     /// The store's clock jumps so many milliseconds forward, or back.
     ClockJumps(i64),
+}
+
+/// How the members of a group are asked for what moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// Everything is given back by everyone, and then assigned anew.
+    Eager,
+    /// Only what moves is given back; the rest goes on.
+    Cooperative,
+}
+
+/// Several partitions, and the group in which the processes of a life share them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partitions {
+    /// How many.
+    pub count: usize,
+    /// How they move.
+    pub protocol: Protocol,
+    /// After how long without a word from a member the group goes on without it.
+    pub session: Duration,
+    /// How long a member finishes what it is to give back.
+    pub drain: Duration,
+    /// How often a member commits its positions.
+    pub commit_every: Duration,
 }
 
 /// A life.
@@ -213,6 +247,8 @@ pub struct Scenario {
     pub events: Vec<(Duration, Event)>,
     /// The events and calls, where there are any.
     pub telling: Option<Telling>,
+    /// Several partitions, where there are any.
+    pub partitions: Option<Partitions>,
 }
 
 impl Scenario {

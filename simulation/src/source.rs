@@ -7,36 +7,84 @@ use std::{
 };
 
 use idem_core::{
-    OnConflict, Source, SourceError,
-    source::{Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
+    Source, SourceError,
+    source::{Assignment, Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
 };
 use idem_testkit::memory::{MemoryHandle, MemorySource, Rate};
 
 use crate::{
     journal::{Happened, Rule},
+    member::GroupSource,
+    state::KafkaHandle,
     world::World,
 };
 
 /// The source of one process.
 #[derive(Debug)]
 pub(crate) struct CheckedSource {
-    inner: MemorySource,
+    inner: Inner,
     world: Arc<World>,
     process: usize,
     generation: usize,
 }
 
+/// What it is connected to.
+#[derive(Debug)]
+enum Inner {
+    Queue(MemorySource),
+    Group(GroupSource),
+}
+
+#[derive(Debug)]
+enum InnerHandle {
+    Queue(MemoryHandle),
+    Group(KafkaHandle),
+}
+
 /// A delivery, with its message's number.
 #[derive(Debug)]
 pub(crate) struct CheckedHandle {
-    inner: MemoryHandle,
+    inner: InnerHandle,
     message: usize,
+    assignment: Assignment,
+}
+
+/// Asks the queue or the group.
+macro_rules! ask {
+    ($of:expr, $source:ident => $answer:expr) => {
+        match $of {
+            Inner::Queue($source) => $answer,
+            Inner::Group($source) => $answer,
+        }
+    };
 }
 
 impl CheckedSource {
-    pub(crate) fn new(world: Arc<World>, process: usize) -> Self {
+    pub(crate) fn new(world: &Arc<World>, process: usize) -> Self {
         let generation = world.generation.load(Ordering::SeqCst);
-        Self { inner: world.queue().source(), generation, world, process }
+        let inner = match &world.group {
+            None => Inner::Queue(world.queue().source()),
+            Some(group) => Inner::Group(GroupSource::new(Arc::clone(world), Arc::clone(group), process)),
+        };
+        Self { inner, generation, world: Arc::clone(world), process }
+    }
+
+    fn checked<H>(&self, received: Received<H>, wrap: impl Fn(H) -> InnerHandle) -> Received<CheckedHandle> {
+        match received {
+            Received::Deliveries(deliveries) => {
+                let checked = deliveries.into_iter().map(|delivery| {
+                    let message = self.world.message(self.generation, delivery.message.origin().as_str());
+                    self.world.delivered(self.process, message, delivery.attempt);
+                    let Delivery { message: of, attempt, redelivered, suspect, assignment, handle } = delivery;
+                    let attempt = self.counted(attempt);
+                    let handle = CheckedHandle { inner: wrap(handle), message, assignment };
+                    Delivery { message: of, attempt, redelivered, suspect, assignment, handle }
+                });
+                Received::Deliveries(checked.collect())
+            }
+            Received::Revoked(revocation) => Received::Revoked(revocation),
+            Received::End | _ => Received::End,
+        }
     }
 
     async fn take_time(&self) {
@@ -64,33 +112,32 @@ impl CheckedSource {
         match settle {
             Settle::Release { .. } => "released",
             Settle::Acknowledge(_) => {
-                let (key, known) = (about.scoped_key(), world.effects());
-                let runs = world.known();
-                let mut effects = known.iter().filter(|(effect, _)| Some(effect) == key.as_ref());
-                let same = |run: usize| {
-                    runs.runs.get(run).is_some_and(|run| world.scenario.contents[run.content].payload == about.payload)
-                };
-                let acknowledges_conflicts = world.scenario.on_conflict == OnConflict::Acknowledge;
-                let is_safe = effects.any(|(_, run)| acknowledges_conflicts || same(*run));
-                drop(runs);
-                if !is_safe && !world.is_undone(publication.content) {
+                if !world.is_handled(&publication) && !world.is_undone(publication.content) {
                     let text = format!("m{message} ({about:?}) is acknowledged, and no effect of it is committed");
                     world.journal.breach(Rule::SettledTooEarly, text);
                 }
                 "acknowledged"
             }
             Settle::DeadLetter(_) => {
-                let same = |kept: &idem_core::Message| {
-                    kept.payload() == publication.message.payload() && kept.headers() == publication.message.headers()
-                };
-                let rows = world.store.kept_dead_letters();
-                let is_whole = rows.iter().any(|row| row.message.as_ref().is_some_and(same));
-                if !is_whole && !world.is_undone(publication.content) {
+                if !world.is_set_aside(&publication) && !world.is_undone(publication.content) {
                     let text = format!("m{message} ({about:?}) is settled as a dead letter, and no row has it whole");
                     world.journal.breach(Rule::SettledTooEarly, text);
                 }
                 "a dead letter"
             }
+        }
+    }
+
+    /// A settlement was taken.
+    fn check_settled(&self, message: usize, how: &str, is_over: bool) {
+        let world = &self.world;
+        if is_over {
+            let text = format!("m{message} is settled under an assignment of process {} that is over", self.process);
+            world.journal.breach(Rule::OtherHolder, text);
+        }
+        if how != "released" {
+            let at = world.journal.now();
+            world.known().settled.insert(message, (self.process, at));
         }
     }
 }
@@ -99,44 +146,45 @@ impl Source for CheckedSource {
     type Handle = CheckedHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        self.inner.capabilities()
+        ask!(&self.inner, source => source.capabilities())
     }
 
     async fn attach(&self) -> Result<Attached, SourceError> {
         self.take_time().await;
-        self.inner.attach().await
+        ask!(&self.inner, source => source.attach().await)
     }
 
     async fn receive(&self, max: usize) -> Result<Received<CheckedHandle>, SourceError> {
         // No wait after it: a receive that is dropped must not lose what it has taken.
-        Ok(match self.inner.receive(max).await? {
-            Received::Deliveries(deliveries) => {
-                let checked = deliveries.into_iter().map(|delivery| {
-                    let message = self.world.message(self.generation, delivery.message.origin().as_str());
-                    self.world.delivered(self.process, message, delivery.attempt);
-                    let Delivery { message: of, attempt, redelivered, suspect, assignment, handle } = delivery;
-                    let attempt = self.counted(attempt);
-                    let handle = CheckedHandle { inner: handle, message };
-                    Delivery { message: of, attempt, redelivered, suspect, assignment, handle }
-                });
-                Received::Deliveries(checked.collect())
-            }
-            Received::Revoked(revocation) => Received::Revoked(revocation),
-            Received::End | _ => Received::End,
+        Ok(match &self.inner {
+            Inner::Queue(source) => self.checked(source.receive(max).await?, InnerHandle::Queue),
+            Inner::Group(source) => self.checked(source.receive(max).await?, InnerHandle::Group),
         })
     }
 
     async fn settle(&self, settlements: Vec<(CheckedHandle, Settle)>) -> Vec<Settled> {
-        let (mut told, mut sent) = (Vec::new(), Vec::new());
+        let (mut told, mut to_queue, mut to_group) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, settle) in settlements {
-            told.push((handle.message, self.check(handle.message, &settle)));
-            sent.push((handle.inner, settle));
+            told.push((handle.message, self.check(handle.message, &settle), handle.assignment));
+            match handle.inner {
+                InnerHandle::Queue(handle) => to_queue.push((handle, settle)),
+                InnerHandle::Group(handle) => to_group.push((handle, settle)),
+            }
         }
         self.take_time().await;
-        let answers = self.inner.settle(sent).await;
-        for ((message, how), answer) in told.into_iter().zip(&answers) {
+        let answers = match &self.inner {
+            Inner::Queue(source) => source.settle(to_queue).await,
+            // It does not wait, so nothing ends while it is asked.
+            Inner::Group(source) => source.settle(to_group).await,
+        };
+        for ((message, how, assignment), answer) in told.into_iter().zip(&answers) {
             let answer = match answer {
-                Settled::Settled => "settled",
+                Settled::Settled => {
+                    if let Inner::Group(group) = &self.inner {
+                        self.check_settled(message, how, group.is_over(assignment));
+                    }
+                    "settled"
+                }
                 Settled::Stale => "stale",
                 Settled::Unknown => "nothing",
             };
@@ -147,30 +195,38 @@ impl Source for CheckedSource {
     }
 
     async fn flush(&self) -> Result<(), SourceError> {
-        self.inner.flush().await
+        ask!(&self.inner, source => source.flush().await)
     }
 
     fn holds_back(&self, handle: &CheckedHandle) -> bool {
-        self.inner.holds_back(&handle.inner)
+        match (&self.inner, &handle.inner) {
+            (Inner::Queue(source), InnerHandle::Queue(handle)) => source.holds_back(handle),
+            (Inner::Group(source), InnerHandle::Group(handle)) => source.holds_back(handle),
+            (Inner::Queue(_), InnerHandle::Group(_)) | (Inner::Group(_), InnerHandle::Queue(_)) => false,
+        }
     }
 
     async fn is_idle(&self) -> bool {
-        self.inner.is_idle().await
+        ask!(&self.inner, source => source.is_idle().await)
+    }
+
+    fn takes_part(&self) -> bool {
+        ask!(&self.inner, source => source.takes_part())
     }
 
     fn pause(&self) {
-        self.inner.pause();
+        ask!(&self.inner, source => source.pause());
     }
 
     fn resume(&self) {
-        self.inner.resume();
+        ask!(&self.inner, source => source.resume());
     }
 
     fn stop(&self) {
-        self.inner.stop();
+        ask!(&self.inner, source => source.stop());
     }
 
     async fn close(&self, deadline: Duration) {
-        self.inner.close(deadline).await;
+        ask!(&self.inner, source => source.close(deadline).await);
     }
 }

@@ -11,6 +11,17 @@ use crate::{life::Way, lives::Lives, lives::Until, scenario::Theme};
 /// The most lives that are given to one bug.
 const LIVES_MAX: u64 = 6_000;
 
+/// A mistake that an adapter for partitions could make; the members of a group make it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slip {
+    /// The position is where delivery goes on, beyond messages that are not finished.
+    PositionsPassUnfinished,
+    /// Partitions are given back before their last positions are committed.
+    GivesBackUncommitted,
+    /// What was given back is still settled, and its positions are committed.
+    KeepsWhatItGaveBack,
+}
+
 /// Where a bug is planted.
 #[derive(Debug, Clone, Copy)]
 enum Place {
@@ -19,6 +30,8 @@ enum Place {
     Engine(Bug),
     /// In the store.
     Store(Defect),
+    /// In the members of a group.
+    Member(Slip),
 }
 
 /// A bug, and the failure mode that it stands for.
@@ -35,6 +48,7 @@ impl Planted {
             #[cfg(feature = "bugs")]
             Place::Engine(bug) => format!("{bug:?}"),
             Place::Store(defect) => format!("{defect:?}"),
+            Place::Member(slip) => format!("{slip:?}"),
         }
     }
 
@@ -43,6 +57,7 @@ impl Planted {
             #[cfg(feature = "bugs")]
             Place::Engine(_) => Way::default(),
             Place::Store(defect) => Way { defect: Some(defect), ..Way::default() },
+            Place::Member(slip) => Way { slip: Some(slip), ..Way::default() },
         }
     }
 
@@ -59,6 +74,7 @@ impl Planted {
 /// Those of the store, which are there without the feature.
 fn in_the_store() -> Vec<Planted> {
     let planted = |defect, theme, about| Planted { place: Place::Store(defect), theme, about };
+    let slip = |slip, about| Planted { place: Place::Member(slip), theme: Theme::Partitions, about };
     vec![
         planted(
             Defect::StoresByOrigin,
@@ -70,6 +86,9 @@ fn in_the_store() -> Vec<Planted> {
             Theme::Small,
             "two failing payloads of one key begin each other's attempts anew (A-M3)",
         ),
+        slip(Slip::PositionsPassUnfinished, "a position is committed beyond messages that are not finished"),
+        slip(Slip::GivesBackUncommitted, "partitions are given back before their last positions are committed"),
+        slip(Slip::KeepsWhatItGaveBack, "partitions that were given back are still committed"),
         planted(Defect::CommitsUnsealed, Theme::Small, "a handler's own COMMIT commits the claims (A12)"),
         planted(
             Defect::CommitsAbortedWithoutError,
@@ -173,6 +192,26 @@ fn all() -> Vec<Planted> {
             Bug::RefusesLostTenants,
             Theme::Small,
             "a consumer's row that is lost while its tenants are interned ends the worker (J63)",
+        ),
+        planted(
+            Bug::RevocationsTakeAll,
+            Theme::Partitions,
+            "a revocation gives back the messages of partitions that stay, too",
+        ),
+        planted(
+            Bug::RevocationsFinishNothing,
+            Theme::Partitions,
+            "a revocation gives back what stands before settled messages, so that these come again (E10)",
+        ),
+        planted(
+            Bug::RevocationsDoNotWait,
+            Theme::Partitions,
+            "a revocation is answered while messages of its partitions run (E10)",
+        ),
+        planted(
+            Bug::LossesMissTheUnit,
+            Theme::Partitions,
+            "messages of a lost partition run once more where their unit failed meanwhile (found here, E41)",
         ),
         planted(Bug::RandomId, Theme::Small, "the ids of events are drawn, so a second run makes other events (O17)"),
         planted(Bug::MarksFirst, Theme::Small, "an event is noted as published before it is (O2)"),

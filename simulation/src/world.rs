@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -10,20 +11,22 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, Message, failpoint::Life};
+use idem_core::{Bytes, Message, OnConflict, failpoint::Life};
 use idem_testkit::{
     Checkpoint, MemoryStore, Operation,
-    memory::{Broker, Queue, QueueOptions},
+    memory::{Broker, Faults, Queue, QueueOptions},
 };
 use tokio::sync::Notify;
 
 use crate::{
     calls::Asked,
     disaster::Disasters,
+    group::{self, Group},
     journal::{Happened, Journal, Rule},
     life::Way,
     receivers::Received,
-    scenario::{Behaviour, Scenario},
+    scenario::{Behaviour, Event, Scenario},
+    teeth::Slip,
 };
 
 /// The name of the queue, and of the one for dead letters.
@@ -44,6 +47,8 @@ pub(crate) struct Publication {
     /// Which topic it is on, of those that were created in its place.
     pub(crate) generation: usize,
     pub(crate) message: Message,
+    /// Where there are several.
+    pub(crate) partition: Option<i32>,
 }
 
 /// One run of a handler.
@@ -74,6 +79,10 @@ pub(crate) struct Known {
     by_origin: BTreeMap<(usize, String), usize>,
     pub(crate) runs: Vec<Run>,
     pub(crate) contents: Vec<Seen>,
+    /// The runs under way, with their processes.
+    pub(crate) running: BTreeMap<usize, usize>,
+    /// The messages that were settled for good, by which process last, and when.
+    pub(crate) settled: BTreeMap<usize, (usize, Duration)>,
     derived_keys: BTreeMap<String, String>,
     /// Since when handlers must not begin any more.
     pub(crate) paused_since: Option<Duration>,
@@ -105,6 +114,10 @@ pub(crate) struct World {
     /// The queue, and the one for dead letters.
     queues: Mutex<(Queue, Queue)>,
     pub(crate) generation: AtomicUsize,
+    /// In the queue's place, where there are several partitions.
+    pub(crate) group: Option<Arc<Group>>,
+    /// The mistake of its members, where one is planted.
+    pub(crate) slip: Option<Slip>,
     known: Mutex<Known>,
     /// The events that receivers have got.
     received: Mutex<Received>,
@@ -134,6 +147,8 @@ impl World {
             store: Arc::new(way.defect.map_or_else(MemoryStore::new, MemoryStore::with_defect)),
             queues: Mutex::new(topic(&scenario, 0)),
             generation: AtomicUsize::new(0),
+            group: scenario.partitions.map(|partitions| Arc::new(Group::new(partitions))),
+            slip: way.slip,
             known: Mutex::new(known),
             received: Mutex::default(),
             asked: Mutex::new(Asked::new(&scenario)),
@@ -165,6 +180,31 @@ impl World {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
+    /// The broker misbehaves like this from now on.
+    pub(crate) fn misbehave(&self, faults: Faults) {
+        self.queue().misbehave(faults);
+        self.group.iter().for_each(|group| group.misbehave(faults));
+    }
+
+    /// Whether every message is settled for good.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue().is_drained() && self.group.as_ref().is_none_or(|group| group.is_drained())
+    }
+
+    /// Waits until every message is settled for good.
+    pub(crate) async fn drained(&self) {
+        self.queue().drained().await;
+        let Some(group) = &self.group else { return };
+        loop {
+            let changed = group.changed.notified();
+            if group.is_drained() {
+                return;
+            }
+            // A commit notifies nobody.
+            let _ = tokio::time::timeout(Duration::from_secs(1), changed).await;
+        }
+    }
+
     /// Where dead letters are published.
     pub(crate) fn dead_letters(&self) -> Queue {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
@@ -192,12 +232,18 @@ impl World {
             message = message.with_record_key(order.clone());
         }
         let generation = self.generation.load(Ordering::SeqCst);
+        let origin = match &self.group {
+            Some(group) => Ok(group.publish(message.clone())),
+            None => self.queue().publish(message.clone()),
+        };
         // The queue has room for a million, and refuses nothing from here.
-        let Ok(origin) = self.queue().publish(message.clone()) else { return };
+        let Ok(origin) = origin else { return };
         let mut known = self.known();
         let number = known.publications.len();
         known.by_origin.insert((generation, origin.as_str().to_owned()), number);
-        known.publications.push(Publication { content, at: self.journal.now(), generation, message });
+        let at = self.journal.now();
+        let partition = self.group.as_ref().and_then(|_| origin.as_str().split('/').nth(1)?.parse().ok());
+        known.publications.push(Publication { content, at, generation, message, partition });
         drop(known);
         self.journal.note(&Happened::Published { message: number, content });
     }
@@ -246,6 +292,7 @@ impl World {
         known.contents[content].runs += 1;
         let (claimed, clock_max) = known.disasters.clock(self.store.now(), now);
         known.runs.push(Run { content, began: now, returned: None, claimed, clock_max, effects_before });
+        known.running.insert(number, process);
         let (seen, paused, anew) = (known.contents[content], known.paused_since, known.disasters.counted_anew());
         drop(known);
         self.journal.note(&Happened::Began { process, run: number, content });
@@ -282,6 +329,94 @@ impl World {
         known.contents[content].failures += u32::from(own_failure);
         drop(known);
         self.journal.note(&Happened::Returned { run, how });
+    }
+
+    /// A position passes these records: each must be safe by then, and only the holder of the partition sends it.
+    pub(crate) fn check_passed(&self, process: usize, partition: i32, passed: Range<i64>, holds_it: bool) {
+        self.journal.note(&Happened::Passed { process, partition, to: passed.end });
+        if passed.end < passed.start || !holds_it {
+            let text =
+                format!("process {process} commits {passed:?} of partition {partition}, and holds it: {holds_it}");
+            self.journal.breach(Rule::OtherHolder, text);
+        }
+        let generation = self.generation.load(Ordering::SeqCst);
+        for offset in passed {
+            let number = self.message(generation, &group::origin_of(partition, offset));
+            let Some(publication) = self.known().publications.get(number).cloned() else { continue };
+            if !self.is_handled(&publication)
+                && !self.is_set_aside(&publication)
+                && !self.is_undone(publication.content)
+            {
+                let about = &self.scenario.contents[publication.content];
+                let text =
+                    format!("a position passes m{number} ({about:?}), which has neither an effect nor a dead letter");
+                self.journal.breach(Rule::SettledTooEarly, text);
+            }
+        }
+    }
+
+    /// The worker says that it has finished with these partitions: no handler of this process runs a message of them.
+    pub(crate) fn check_finished(&self, process: usize, partitions: &[i32]) {
+        let known = self.known();
+        let is_of = |run: &Run| {
+            let mut published =
+                known.publications.iter().filter(|of| self.first_equal(of.content) == run.content).peekable();
+            // Copies without an order may be in several partitions.
+            published.peek().is_some()
+                && published.all(|of| of.partition.is_some_and(|number| partitions.contains(&number)))
+        };
+        // A replay has no partition.
+        let replays = self.scenario.events.iter().any(|(_, event)| *event == Event::Replay);
+        let own = known.running.iter().filter(|(_, at)| **at == process).map(|(run, _)| *run);
+        let running = own.filter(|run| known.runs.get(*run).is_some_and(is_of)).find(|_| !replays);
+        drop(known);
+        if let Some(run) = running {
+            let text =
+                format!("process {process} has finished with {partitions:?} while run {run} handles one of them");
+            self.journal.breach(Rule::OtherHolder, text);
+        }
+    }
+
+    /// A partition is given back in good order, and this is the group's position: no message from there on was settled for good by
+    /// this process while it held the partition. Behind one that had to wait for another attempt there may be some.
+    pub(crate) fn check_committed(&self, process: usize, partition: i32, position: i64, since: Duration) {
+        let generation = self.generation.load(Ordering::SeqCst);
+        let is_good = self.scenario.contents.iter().all(|content| content.behaviour.is_good());
+        let Scenario { calm, breaker, .. } = self.scenario;
+        let nothing_waits = calm && is_good && !breaker && self.halts.load(Ordering::SeqCst) == 0;
+        for offset in position.. {
+            let number = self.message(generation, &group::origin_of(partition, offset));
+            let settled = self.known().settled.get(&number).copied();
+            if settled.is_some_and(|(by, at)| by == process && at >= since) {
+                let text =
+                    format!("partition {partition} is given back at {position}, and m{number} behind it was settled");
+                self.journal.breach(Rule::OtherHolder, text);
+            }
+            if !nothing_waits || number == usize::MAX {
+                break;
+            }
+        }
+    }
+
+    /// Whether an effect of this message is committed, or one of another that stands for it.
+    pub(crate) fn is_handled(&self, publication: &Publication) -> bool {
+        let about = &self.scenario.contents[publication.content];
+        let (key, effects) = (about.scoped_key(), self.effects());
+        let known = self.known();
+        let same = |run: usize| {
+            known.runs.get(run).is_some_and(|run| self.scenario.contents[run.content].payload == about.payload)
+        };
+        let acknowledges_conflicts = self.scenario.on_conflict == OnConflict::Acknowledge;
+        let mut effects = effects.iter().filter(|(effect, _)| Some(effect) == key.as_ref());
+        effects.any(|(_, run)| acknowledges_conflicts || same(*run))
+    }
+
+    /// Whether a dead letter has this message whole.
+    pub(crate) fn is_set_aside(&self, publication: &Publication) -> bool {
+        let same = |kept: &Message| {
+            kept.payload() == publication.message.payload() && kept.headers() == publication.message.headers()
+        };
+        self.store.kept_dead_letters().iter().any(|row| row.message.as_ref().is_some_and(same))
     }
 
     /// A call to another service carries this key.

@@ -9,7 +9,8 @@ use idem_testkit::{
     memory::{Faults, Order, Rate, Revoke},
 };
 use simulation::{
-    Behaviour, Content, Event, Receiver, Scenario, Telling, Theme, Told, Way, live, silence_panics, teeth,
+    Behaviour, Content, Event, Partitions, Protocol, Receiver, Scenario, Telling, Theme, Told, Way, live,
+    silence_panics, teeth,
 };
 
 /// A calm life without messages: one process, one lane, and everything else as it is by default.
@@ -26,7 +27,7 @@ fn plain(seed: u64) -> Scenario {
     scenario.contents.clear();
     scenario.messages.clear();
     scenario.events.clear();
-    scenario.telling = None;
+    (scenario.telling, scenario.partitions) = (None, None);
     scenario
 }
 
@@ -283,6 +284,33 @@ fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
         scenario.retry = RetryPolicy::new(5, at(150), at(600));
         scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
         scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        scenario
+    });
+}
+
+/// E41: every partition is lost again and again while statements hang and their units fail: what these give back does not run here once
+/// more. Where it does, a process is seen to handle a message of a partition with which it said that it has finished.
+#[test]
+fn e41_messages_of_a_lost_partition_do_not_run_again_after_their_unit_failed() {
+    found("LossesMissTheUnit", 0..60, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.processes) = (false, 2);
+        (scenario.order, scenario.positions, scenario.drain) = (Order::ByKey, true, at(5_000));
+        scenario.partitions = Some(Partitions {
+            count: 4,
+            protocol: Protocol::Cooperative,
+            session: at(2_000),
+            drain: at(5_000),
+            commit_every: at(200),
+        });
+        scenario.answer_timeout = at(900);
+        scenario.weather = Weather { seed, hangs: Rate::OneIn(3), ..Weather::default() };
+        scenario.contents = (0..8).map(|number| content(number, Behaviour::Good(50))).collect();
+        for (number, content) in scenario.contents.iter_mut().enumerate() {
+            content.order = Some(format!("o{}", number % 4));
+        }
+        scenario.messages = (0..8).map(|number| (at(100 + 50 * number as u64), number)).collect();
+        scenario.events = (0..10).map(|time| (at(150 + 350 * time), Event::Revoke(Revoke::Lost))).collect();
         scenario
     });
 }

@@ -9,7 +9,7 @@ fn j18_a_seed_gives_the_same_life_in_two_processes() {
     if !cfg!(tokio_unstable) {
         return;
     }
-    for (theme, lives) in [("small", "700"), ("any", "200"), ("junk", "50"), ("calm", "50")] {
+    for (theme, lives) in [("small", "700"), ("any", "200"), ("junk", "50"), ("calm", "50"), ("partitions", "100")] {
         let hash = || {
             let run =
                 Command::new(env!("CARGO_BIN_EXE_sim")).args(["--theme", theme, "--lives", lives]).output().unwrap();

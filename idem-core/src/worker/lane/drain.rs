@@ -13,6 +13,7 @@ use tokio::{
 
 use super::{Duty, Lane};
 use crate::{
+    bugs::{self, Bug},
     source::{Assignment, Source},
     store::Store,
     worker::{
@@ -98,7 +99,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// The assignments end, and are still held: keeps messages that hold settled ones back, and gives back the rest.
     pub(super) fn part(&mut self, assignments: Arc<Vec<Assignment>>, done: oneshot::Sender<()>) {
         let shared = Arc::clone(&self.shared);
-        let goes = |job: &Job<B::Handle>| of(&assignments, job) && !shared.holds_back(job);
+        let stays = |job: &Job<B::Handle>| shared.holds_back(job) && !bugs::planted(Bug::RevocationsFinishNothing);
+        let goes = |job: &Job<B::Handle>| of(&assignments, job) && !stays(job);
         for job in self.queue.remove(goes) {
             self.shared.release(job, Duration::ZERO);
         }
@@ -141,8 +143,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let mut back = self.queue.remove(|job| !shared.holds_back(job));
         let until = Instant::now() + shared.settings.drain / PART;
         while Instant::now() < until && shared.gate.pause().is_none() {
-            let returned = std::mem::take(&mut self.returned);
-            self.queue.put_back(returned);
+            self.take_returned();
             let next = self.queue.take(self.batch.now(), self.all_alone());
             if !self.step(next, false).await {
                 break;
@@ -161,5 +162,5 @@ impl<S: Store, B: Source> Lane<S, B> {
 }
 
 fn of<H>(assignments: &[Assignment], job: &Job<H>) -> bool {
-    !job.is_replay() && assignments.contains(&job.assignment)
+    !job.is_replay() && (assignments.contains(&job.assignment) || bugs::planted(Bug::RevocationsTakeAll))
 }

@@ -152,11 +152,14 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     pub(super) async fn run(mut self) {
         while !self.shared.shutdown.is_cancelled() {
+            // Before the commands, which may be about these messages too (E41).
+            if !bugs::planted(Bug::LossesMissTheUnit) {
+                self.take_returned();
+            }
             while let Ok(command) = self.commands.try_recv() {
                 self.accept(command);
             }
-            let returned = std::mem::take(&mut self.returned);
-            self.queue.put_back(returned);
+            self.take_returned();
             self.end_revocation();
             if let Duty::Rest = self.duty {
                 if !self.wait().await {
@@ -307,14 +310,18 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
+    pub(super) fn take_returned(&mut self) {
+        let returned = std::mem::take(&mut self.returned);
+        self.queue.put_back(returned);
+    }
+
     /// Takes no more commands, and obeys those that were sent already.
     pub(super) async fn close_commands(&mut self) {
+        self.take_returned();
         self.commands.close();
         while let Some(command) = self.commands.recv().await {
             self.accept(command);
         }
-        let returned = std::mem::take(&mut self.returned);
-        self.queue.put_back(returned);
     }
 
     pub(super) async fn disconnect(&mut self) {

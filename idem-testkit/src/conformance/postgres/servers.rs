@@ -105,7 +105,7 @@ impl Act for Orders {
 pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: PostgresUnderTest>(subject: &T) {
     let orders = builder(subject.store().clone(), acting::<T, _>(Orders)).publishes_to(["payments"]).lanes(1);
     let orders = orders.handlers(subject.concurrency()).build().unwrap();
-    let default = [("default_transaction_isolation", "repeatable read")];
+    let default = [("default_transaction_isolation", "serializable")];
     let outbox = Arc::new(subject.another(None, &default)).outbox().unwrap();
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
     assert_eq!(process(&orders, messages(&keys(2))).await, "PP");

@@ -101,6 +101,25 @@ async fn o10_a_destination_without_a_way_there_is_refused_at_the_start() {
     place.remove();
 }
 
+/// O63: a worker whose events would be its next messages, or come among its dead letters, is refused before it takes any message.
+#[tokio::test]
+async fn o63_a_worker_never_publishes_to_its_own_queue_or_among_its_dead_letters() {
+    let (place, told) = place().await;
+    place.publish("order-1", "00001");
+    let ended = Worker::at(&place, "--announce orders --until-idle 500ms").run().await.with(2);
+    assert!(ended.why().contains("\"orders\", which is --queue: each event would come back"), "{}", ended.why());
+    let arguments = "--announce told --dead-letter-queue told --until-idle 500ms";
+    let ended = Worker::at(&place, arguments).run().await.with(2);
+    assert!(ended.why().contains("\"told\", which is --dead-letter-queue: a consumer"), "{}", ended.why());
+    assert_eq!(told.stats().published, 0);
+
+    // Another process may bring them to another broker.
+    let ended = Worker::at(&place, &format!("{arguments} --relay off")).run().await.with(0);
+    assert!(ended.log.contains("unless the relay brings them to another broker"), "{}", ended.log);
+    assert_eq!((waiting(&place).await.len(), told.stats().published), (1, 0));
+    place.remove();
+}
+
 /// O9: a destination that is away is seen at `/readyz`, on the page and as a metric; its events go when it is back.
 #[tokio::test]
 async fn o9_what_waits_for_a_destination_is_seen() {

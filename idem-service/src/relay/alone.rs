@@ -67,6 +67,7 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     let refused = |error: BoxError| Failure::refused(texts(&error));
     let place =
         Place { url: settings.database_url().map_err(refused)?.into(), schema: settings.schema().map_err(refused)? };
+    #[allow(unused_variables, reason = "as for `run`")]
     let routes = routes(&settings).await.map_err(refused)?;
     status.identify(Identity {
         program: "idem outbox relay",
@@ -115,7 +116,7 @@ async fn sqlite(place: &Place) -> Result<idem_sqlx::SqliteStore, BoxError> {
 }
 
 /// Waits for the database, whatever the time, makes the checks of a worker's start, and relays.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[allow(dead_code, reason = "without a store there is no database")]
 async fn run<D: Database>(
     store: D::Store,
     place: &Place,

@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// The cure where a pooler loses prepared statements.
-pub const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements (PgBouncer 1.21 \
-                               and later, `max_prepared_statements`)";
+pub const POOLER_CURE: &str = "Let the pooler track prepared statements (PgBouncer 1.21 and later, `max_prepared_statements`), or pool \
+                               by session; a program of your own can set its store's `statements` to `Unnamed` instead";
 
 /// An error of prepared statements, which only a pooler causes.
 #[derive(Debug, thiserror::Error)]

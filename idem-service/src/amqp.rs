@@ -11,7 +11,7 @@ use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource, DeliveryLimit};
 use idem_core::{BoxError, ConfigError};
 
 use crate::{
-    broker::{self, Broker, Built, Events},
+    broker::{self, Broker, Built, Events, Own},
     relay::AmqpPart,
     settings, spans,
     worker_flags::WorkerFlags,
@@ -104,6 +104,14 @@ impl Broker for Amqp {
     fn place(&self) -> Vec<(&'static str, String)> {
         let hosts = std::iter::once(broker::shown(&self.amqp_url)).chain(self.amqp_host.iter().map(String::as_str));
         vec![("RabbitMQ", hosts.collect::<Vec<_>>().join(", ")), ("queue", self.queue.clone())]
+    }
+
+    fn own(&self, destination: &str) -> Option<Own> {
+        Own::of([
+            (self.queue == destination, Own::Source("--queue")),
+            (self.retry_queue.as_deref() == Some(destination), Own::Source("--retry-queue")),
+            (self.dead_letter_queue.as_deref() == Some(destination), Own::DeadLetters("--dead-letter-queue")),
+        ])
     }
 
     async fn build(self) -> Result<Built<AmqpSource, AmqpPublisher>, BoxError> {

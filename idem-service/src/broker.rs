@@ -60,11 +60,36 @@ pub trait Broker: clap::Args + Send + 'static {
         Vec::new()
     }
 
+    /// The part of this worker that a destination of this name is at the broker; `None` where it is another's. Events that the
+    /// worker would bring there are refused at the start.
+    fn own(&self, destination: &str) -> Option<Own> {
+        let _ = destination;
+        None
+    }
+
     /// This worker's share of the queue or topic now, such as partitions, for `/readyz` and the page; `None` where the broker
     /// does not hand out parts. It must not wait.
     fn partitions(source: &Self::Source) -> Option<Vec<Lag>> {
         let _ = source;
         None
+    }
+}
+
+/// A queue or topic that a worker has already, with the flag that names it, such as `--queue`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Own {
+    /// Its messages come from there, or come back from there.
+    Source(&'static str),
+    /// Its dead letters go there.
+    DeadLetters(&'static str),
+}
+
+impl Own {
+    /// The first that is there.
+    #[cfg(any(feature = "kafka", feature = "amqp", feature = "sqs"))]
+    pub(crate) fn of<const N: usize>(parts: [(bool, Self); N]) -> Option<Self> {
+        parts.into_iter().find_map(|(is_there, own)| is_there.then_some(own))
     }
 }
 

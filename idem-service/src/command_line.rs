@@ -140,7 +140,7 @@ pub(crate) fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
 }
 
 /// `scheme://user:password@host`, or a setting whose name ends in `password` and whose value names no file.
-fn has_password(value: &str) -> bool {
+pub(crate) fn has_password(value: &str) -> bool {
     let authority = value.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next());
     let user = authority.and_then(|authority| authority.rsplit_once('@'));
     user.is_some_and(|(user, _)| user.contains(':'))

@@ -8,7 +8,7 @@ use std::{
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
 use toml::{Table, Value};
 
-use crate::variables;
+use crate::{command_line::has_password, variables};
 
 const FLAG: &str = "config";
 
@@ -39,8 +39,10 @@ pub(crate) fn with_file(command: &Command, mut arguments: Vec<OsString>) -> Resu
 pub(crate) fn with_secrets(command: &Command, given: &ArgMatches) -> Option<PathBuf> {
     let path = given.get_one::<PathBuf>(FLAG)?;
     let table = read(path).ok()?;
-    let is_secret = |name: &String| find(command, name).is_ok_and(Arg::is_hide_env_values_set);
-    table.keys().any(is_secret).then(|| path.clone())
+    let is_hidden = |name: &str| find(command, name).is_ok_and(Arg::is_hide_env_values_set);
+    // Of a URL, only a password is one.
+    let is_secret = |value: &Value| value.as_str().is_none_or(|text| !text.contains("://") || has_password(text));
+    table.iter().any(|(name, value)| is_hidden(name) && is_secret(value)).then(|| path.clone())
 }
 
 fn read(path: &Path) -> Result<Table, String> {

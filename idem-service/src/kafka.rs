@@ -7,7 +7,7 @@ use idem_core::{BoxError, ConfigError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 
 use crate::{
-    broker::{Broker, Built, Events, Lag},
+    broker::{Broker, Built, Events, Lag, Own},
     private,
     relay::KafkaPart,
     settings,
@@ -96,6 +96,13 @@ impl Broker for Kafka {
 
     fn place(&self) -> Vec<(&'static str, String)> {
         vec![("Kafka", self.brokers.clone()), ("topic", self.topic.clone()), ("group", self.group.clone())]
+    }
+
+    fn own(&self, destination: &str) -> Option<Own> {
+        Own::of([
+            (self.topic == destination, Own::Source("--topic")),
+            (self.dead_letter_topic.as_deref() == Some(destination), Own::DeadLetters("--dead-letter-topic")),
+        ])
     }
 
     fn partitions(source: &KafkaSource) -> Option<Vec<Lag>> {

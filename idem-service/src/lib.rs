@@ -69,7 +69,7 @@ pub use idem_tokio_postgres;
 #[cfg(feature = "http")]
 pub use self::http::{Api, HttpConfigured, HttpService, Opened};
 pub use self::{
-    broker::{Broker, Built, Lag},
+    broker::{Broker, Built, Lag, Own},
     exit::Exit,
     keys::key as key_rule,
     relay::relay,

@@ -80,7 +80,7 @@ fn state(page: &mut Page, status: &Status) {
     match &readiness.pause {
         _ if status.dead().is_some() => page.classed("p", "state bad", "broken"),
         Some(_) if readiness.breaker == "open" => page.classed("p", "state bad", "breaker open"),
-        Some(_) if readiness.database == "down" => page.classed("p", "state bad", "database down"),
+        _ if readiness.database == "down" => page.classed("p", "state bad", "database down"),
         _ if readiness.broker == "down" => page.classed("p", "state bad", "broker down"),
         Some(_) => page.classed("p", "state wait", "paused"),
         None if status.stop.is_cancelled() => page.classed("p", "state wait", "stopping"),

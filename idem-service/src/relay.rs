@@ -13,7 +13,11 @@ pub use self::alone::relay;
 pub(crate) use self::file::AmqpPart;
 #[cfg(feature = "kafka")]
 pub(crate) use self::file::KafkaPart;
-use crate::{beside::Beside, broker::Events, flags::Flags};
+use crate::{
+    beside::Beside,
+    broker::{Events, Own},
+    flags::Flags,
+};
 
 /// A route for each destination: its own, or one by the broker. None where another process relays.
 ///
@@ -38,6 +42,35 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
         routes.push(route.receiver_keeps(flags.receiver_keeps));
     }
     Ok(routes)
+}
+
+/// Refuses destinations of the worker's own broker that are a part of the worker. A destination with a route of its own may be
+/// meant so, such as by a handler that splits its messages. Where another process relays, it may bring the events to another
+/// broker, so that is only warned of.
+///
+/// # Errors
+/// One line with the name, the flag and the cure.
+pub(crate) fn check_own(beside: &Beside, relays: bool, own: impl Fn(&str) -> Option<Own>) -> Result<(), String> {
+    for Destination { name, .. } in &beside.destinations {
+        let Some(own) = own(name).filter(|_| beside.relayed.iter().all(|route| route.destination != *name)) else {
+            continue;
+        };
+        let why = match own {
+            Own::Source(flag) => format!(
+                "the handlers publish to {name:?}, which is {flag}: each event would come back as a message under a key of its \
+                 own, and make the next one, for ever"
+            ),
+            Own::DeadLetters(flag) => format!(
+                "the handlers publish to {name:?}, which is {flag}: a consumer of the events would also carry out the \
+                 messages that were set aside"
+            ),
+        };
+        if relays {
+            return Err(format!("{why}. Name another destination"));
+        }
+        tracing::warn!("{why}, unless the relay brings them to another broker");
+    }
+    Ok(())
 }
 
 /// A destination in the JSON of `/readyz`.

@@ -95,6 +95,8 @@ where
         let own = parts.beside.take_admin_routes();
         admin::serve(address, &settings.flags.admin_host, Arc::clone(&status), recorded, own).await?;
     }
+    let own = |destination: &str| broker.own(destination);
+    relay::check_own(&parts.beside, settings.flags.relay, own).map_err(Failure::refused)?;
     let built = broker.build().await.map_err(|error| Failure::refused(texts(&error)))?;
     stores.consume(database, Started::<B> { name, version, parts, settings, built, status }).await
 }

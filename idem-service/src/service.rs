@@ -117,7 +117,9 @@ impl<L> Service<L> {
 
     /// The handlers may publish to these destinations of the worker's own broker, each a topic or a queue by its name (on SQS
     /// its URL). Events are committed with the handler's effects, and this worker relays them, unless `--relay off` says
-    /// that another process does. A store without an outbox is refused at the start. May be called several times.
+    /// that another process does. A store without an outbox is refused at the start, and so is the queue or topic that the worker
+    /// consumes, or that its dead letters go to: where a handler means that, the destination has a route of its own by
+    /// [`relays`](Self::relays). May be called several times.
     ///
     /// ```
     /// use std::process::ExitCode;

@@ -9,7 +9,7 @@ use idem_core::{BoxError, ConfigError};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
-    broker::{self, Broker, Built, Events},
+    broker::{self, Broker, Built, Events, Own},
     settings, spans,
     worker_flags::WorkerFlags,
 };
@@ -67,9 +67,23 @@ impl Broker for Sqs {
         vec![("SQS", host.to_owned()), ("queue", queue.to_owned())]
     }
 
+    fn own(&self, destination: &str) -> Option<Own> {
+        let is = |url: &str| account_and_name(url) == account_and_name(destination);
+        Own::of([
+            (is(&self.queue_url), Own::Source("--queue-url")),
+            (self.dead_letter_queue_url.as_deref().is_some_and(is), Own::DeadLetters("--dead-letter-queue-url")),
+        ])
+    }
+
     async fn build(self) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
         self.build_with(&client().await?)
     }
+}
+
+/// The part of a URL by which a client of one region knows the queue: SQS has several host names for it.
+fn account_and_name(url: &str) -> &str {
+    let path = broker::shown(url).trim_end_matches('/');
+    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at..])
 }
 
 /// A client with the configuration that the AWS SDK finds.

@@ -87,7 +87,7 @@ impl fmt::Debug for Status {
 /// The JSON of `/readyz`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Readiness {
-    /// Whether the worker has joined, or a relay alone runs, and was not asked to stop.
+    /// Whether the worker has joined, or a relay alone can read its outbox, and was not asked to stop.
     pub(crate) ready: bool,
     pub(crate) consumer: String,
     pub(crate) partitions: Option<Vec<String>>,
@@ -275,6 +275,8 @@ impl Status {
         let has_joined = worker.is_some_and(|(view, _)| view.has_joined());
         let pause = worker.and_then(|(view, _)| view.pause());
         let paused_for = worker.and_then(|(view, _)| view.paused_for());
+        // Where a relay is all there is, whether it can read its outbox.
+        let alone = self.relay.get().filter(|_| self.serves.get().is_none()).map(RelayView::reads_outbox);
         let unreachable_for = worker.and_then(|(view, _)| view.broker_unreachable_for());
         Readiness {
             broker: match unreachable_for {
@@ -283,11 +285,12 @@ impl Status {
                 None => "up",
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
-            ready: (has_joined || self.relay.get().is_some() || self.serves.get().is_some())
-                && !self.stop.is_cancelled(),
+            ready: (has_joined || self.serves.get().is_some() || alone == Some(true)) && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: self.lag().map(|parts| parts.into_iter().map(|part| part.part).collect()),
             database: match pause {
+                _ if alone == Some(false) => "down",
+                _ if alone == Some(true) => "up",
                 _ if !has_joined => "unknown",
                 Some(Pause::StoreDown(_)) => "down",
                 Some(Pause::Control(..) | Pause::Breaker) | None => "up",

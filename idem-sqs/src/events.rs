@@ -1,23 +1,21 @@
 //! [`SqsPublisher`] as the publisher of events to a queue.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use async_trait::async_trait;
-use aws_sdk_sqs::{
-    error::ProvideErrorMetadata,
-    types::{MessageAttributeValue as Value, SendMessageBatchRequestEntry as Entry},
-};
+use aws_sdk_sqs::{error::ProvideErrorMetadata, types::SendMessageBatchRequestEntry as Entry};
 use futures_util::{StreamExt as _, stream};
 use idem_core::{
     SourceError,
     outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
 };
+use serde::de::IgnoredAny;
 
 use crate::{
     error::classify,
     fifo::{deduplication_id, hashed},
     options::{is_fifo, queue_name},
-    publisher::{ATTRIBUTES_MAX, REFUSES_THE_MESSAGE, SqsPublisher, is_name, sendable},
+    publisher::{ATTRIBUTES_MAX, REFUSES_THE_MESSAGE, SqsPublisher, attribute, is_name, sendable},
     queue::AT_ONCE,
 };
 
@@ -91,25 +89,26 @@ impl SqsPublisher {
         if body.is_empty() {
             return Err("SQS takes no message without a payload".to_owned());
         }
-        if sendable(body) != body {
-            return Err("the payload has characters that SQS does not take".to_owned());
-        }
-        let text = |value: &str| Value::builder().data_type("String").string_value(sendable(value)).build();
-        let mut attributes: Vec<(&str, String)> = Vec::new();
+        let body = match sendable(body) == body {
+            true => Cow::Borrowed(body),
+            false if serde_json::from_str::<IgnoredAny>(body).is_ok() => Cow::Owned(escaped(body)),
+            false => return Err("the payload is no JSON, and has characters that SQS does not take".to_owned()),
+        };
+        let mut attributes: Vec<(&str, Cow<'_, [u8]>)> = Vec::new();
         for (name, value) in wire.headers.iter() {
-            let value = value.map(String::from_utf8_lossy).filter(|value| !value.is_empty());
-            let Some(value) = value else { continue };
+            let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
             if !is_name(name) {
                 return Err(format!("SQS does not take {name:?} as the name of an attribute"));
             }
-            attributes.push((name, value.into_owned()));
+            let together = std::str::from_utf8(value).ok().filter(|_| name == TOGETHER).map(escaped);
+            attributes.push((name, together.map_or(Cow::Borrowed(value), |json| json.into_bytes().into())));
         }
         let ours = [(CONTENT_TYPE, wire.content_type.as_deref()), (TYPE, event.event_type.as_deref())];
         for (name, value) in ours {
             // They stand in the attribute of CloudEvents too, where there is no room.
             if let Some(value) = value.filter(|_| attributes.len() < ATTRIBUTES_MAX) {
                 attributes.retain(|(other, _)| *other != name);
-                attributes.push((name, value.to_owned()));
+                attributes.push((name, value.as_bytes().into()));
             }
         }
         if attributes.len() > ATTRIBUTES_MAX {
@@ -125,7 +124,7 @@ impl SqsPublisher {
         }
         let mut entry = Entry::builder().id(place.to_string()).message_body(body);
         for (name, value) in attributes {
-            entry = entry.message_attributes(name, text(&value).map_err(|error| error.to_string())?);
+            entry = entry.message_attributes(name, attribute(&value, None).map_err(|error| error.to_string())?);
         }
         if is_fifo(&self.queue_url) {
             entry = entry.message_deduplication_id(deduplication_id(&event.key)).message_group_id(group(event));
@@ -164,6 +163,11 @@ impl SqsPublisher {
         }
         answers
     }
+}
+
+/// JSON without the characters that SQS does not take, which can only stand in its strings.
+fn escaped(json: &str) -> String {
+    json.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff")
 }
 
 /// The error of a request, for each of its entries.

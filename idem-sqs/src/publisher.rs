@@ -231,13 +231,13 @@ fn attributes(dead_letter: &DeadLetter, room: usize) -> Option<Vec<(String, Valu
     Some(each.all)
 }
 
-/// With the type that it came with, and else the one of its value.
-fn attribute(bytes: &[u8], data_type: Option<&String>) -> Result<Value, aws_sdk_sqs::error::BuildError> {
+/// With the type that it came with, and else the one of its value: text with characters that SQS does not take goes as bytes.
+pub(crate) fn attribute(bytes: &[u8], data_type: Option<&String>) -> Result<Value, aws_sdk_sqs::error::BuildError> {
     let is_binary = data_type.is_some_and(|data_type| data_type.starts_with("Binary"));
     match std::str::from_utf8(bytes) {
-        Ok(text) if !is_binary => {
+        Ok(text) if !is_binary && sendable(text) == text => {
             let data_type = data_type.map_or("String", String::as_str);
-            Value::builder().data_type(data_type).string_value(sendable(text)).build()
+            Value::builder().data_type(data_type).string_value(text).build()
         }
         Ok(_) | Err(_) => {
             let data_type = data_type.filter(|_| is_binary).map_or("Binary", String::as_str);

@@ -1,6 +1,5 @@
 //! `idem erase`: blanks everything that may identify a person, and keeps the hashes that make a redelivery a duplicate.
 
-use super::requests;
 use crate::{
     command_line::Erase,
     confirm::confirm,
@@ -25,6 +24,15 @@ SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages U
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
+
+/// The events in the outbox that hold the key, with their own record or without: as their id, or that of a message before them in
+/// the chain. Parameters as above, and 3 the key as its sender knows it.
+const EVENTS: &str = "\
+SELECT pg_catalog.count(*) FROM {schema}.outbox AS o
+WHERE o.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
+    AND (o.event_key = $1::text OR EXISTS (SELECT FROM pg_catalog.json_array_elements(o.headers) AS pair
+        WHERE pg_catalog.json_array_element_text(pair, 0) IN ('idemcause', 'idemcausedby')
+            AND pg_catalog.json_array_element_text(pair, 1) IN ($1::text, $3::text)))";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
 /// never replayed, and the outcome of a replay that has ended stays; it is no copy of any other from then on, because one that
@@ -76,15 +84,16 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     }
     let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
+    let senders_key = erase.of.senders_key(&erase.key, &key);
+    let waiting = database.number(EVENTS, &[binds[0], binds[1], Bind::Text(&senders_key)]).await?;
     if count == 0 {
-        return Ok(Report::said("0 rows hold this key"));
+        return Ok(report("0 rows hold this key.", waiting));
     }
     confirm(&warning(count), erase.yes.yes)?;
-    let waiting = requests::waiting(&mut database, (&erase.of, &erase.key, &key), binds).await?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
-    Ok(report(erased, waiting))
+    Ok(report(&told(erased), waiting))
 }
 
 pub(crate) fn warning(count: i64) -> String {
@@ -94,14 +103,16 @@ pub(crate) fn warning(count: i64) -> String {
     )
 }
 
+pub(crate) fn told(erased: i64) -> String {
+    format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.")
+}
+
 /// Events are effects, and are sent whole: a person who was erased may have been paid.
-pub(crate) fn report(erased: i64, waiting: usize) -> Report {
-    let erased =
-        format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.");
+pub(crate) fn report(rows: &str, waiting: i64) -> Report {
     Report::said(match waiting {
-        0 => erased,
+        0 => rows.to_owned(),
         events => format!(
-            "{erased} Of the events that it has caused, {events} wait in the outbox, with the key in their headers and their payload: \
+            "{rows} Of the events that it has caused, {events} wait in the outbox, with the key in their headers and their payload: \
              they go once they are sent, or by `idem outbox skip`."
         ),
     })

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::{
-    command_line::{Named, OfRequest},
+    command_line::Named,
     database::{Bind, Database},
     exit::Failure,
     report::{Row, Table},
@@ -43,17 +43,6 @@ ON CONFLICT (consumer, key_id) DO NOTHING";
 /// Where events are once they were sent.
 pub(crate) const SENT: &str =
     "Events that were sent are in the outbox no more; their receivers find the client's key in the header idemcause.";
-
-/// How many events wait that the operation with this key has caused, where it is recorded as `recorded`: a hundred at most.
-pub(crate) async fn waiting(
-    database: &mut Database,
-    (of, key, recorded): (&OfRequest, &str, &str),
-    binds: [Bind<'_>; 2],
-) -> Result<usize, Failure> {
-    let senders_key = of.senders_key(key, recorded);
-    let [recorded, consumer] = binds;
-    Ok(database.table(EVENTS, &[recorded, consumer, Bind::Text(&senders_key)]).await?.rows().len())
-}
 
 /// The facts known of a request.
 #[derive(Debug)]

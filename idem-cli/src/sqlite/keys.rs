@@ -221,6 +221,13 @@ WHERE {hold}"#,
     r#"UPDATE "{schema}_audit" SET idempotency_key = NULL WHERE idempotency_key = ?1"#,
 ];
 
+/// The events that hold the key, as on PostgreSQL. Parameters: 1 key, 2 consumer or NULL, 3 the key as its sender knows it.
+const WAITING: &str = r#"
+SELECT count(*) FROM "{schema}_outbox" AS o
+WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2)
+    AND (o.event_key = ?1 OR EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
+        WHERE json_extract(pair.value, '$[0]') IN ('idemcause', 'idemcausedby') AND json_extract(pair.value, '$[1]') IN (?1, ?3)))"#;
+
 pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failure> {
     let key = asked.of.recorded(&asked.key)?;
     if let Some(consumer) = &asked.consumer {
@@ -237,14 +244,13 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
         details.as_str().into(),
     ];
     let count = file.number(&COUNT.replace("{hold}", HOLD), &binds).await?;
+    let senders_key = asked.of.senders_key(&asked.key, &key);
+    let waiting = file.number(WAITING, &[binds[0], binds[1], senders_key.as_str().into()]).await?;
     if count == 0 {
-        return Ok(Report::said("0 rows hold this key"));
+        return Ok(erase::report("0 rows hold this key.", waiting));
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
-    let senders_key = asked.of.senders_key(&asked.key, &key);
-    let waiting =
-        file.table(EVENTS, &[Bind::Bytes(Some(&bytes)), binds[1], senders_key.as_str().into()]).await?.rows().len();
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
     let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
-    Ok(erase::report(changed.iter().sum(), waiting))
+    Ok(erase::report(&erase::told(changed.iter().sum()), waiting))
 }

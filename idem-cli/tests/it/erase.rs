@@ -1,7 +1,15 @@
 //! `idem erase`.
 
-use crate::fixture::{Fixture, command};
+use std::sync::Arc;
+
+use idem_core::{DedupConsumer, Effects, Store};
 use idem_testkit::Decide as _;
+
+use crate::{
+    answers::on_sqlite,
+    fixture::{Answer, Fixture, command, message},
+    outbox::Publishing,
+};
 
 /// S4: after an erasure nothing that idem keeps holds the key or a payload, and a redelivery is still a duplicate, another
 /// payload still a conflict.
@@ -60,4 +68,53 @@ async fn s8_a_workers_login_may_not_erase() {
     assert_eq!(fixture.texts("SELECT idempotency_key FROM processed_messages").await, ["order-1"]);
     fixture.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
     fixture.drop().await;
+}
+
+/// O67: an event that waits is told of, although the record of its cause has expired, and by each key that it holds: its own, that of
+/// the message whose handler published it, and that at the beginning of the chain.
+async fn an_event_that_waits_is_told_of_by_each_key_it_holds<S: Store>(
+    store: Arc<S>,
+    idem: impl Fn(&[&str]) -> Answer,
+    forget: impl AsyncFnOnce() -> String,
+) {
+    let consumer = DedupConsumer::builder_shared(store, "mails").publishes_to(["payments"]).handler(Publishing);
+    let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
+    let message = message("charge-1").with_header("idemcause", "order-1");
+    assert!(consumer.decisions(vec![message]).await.unwrap()[0].is_processed());
+    let event_key = forget().await;
+    for key in ["charge-1", "order-1", &event_key] {
+        let told = idem(&["erase", key, "--reason", "art-17", "--yes"]).ok();
+        assert!(
+            told.contains("0 rows hold this key. Of the events") && told.contains(" 1 wait in the outbox"),
+            "{told}"
+        );
+    }
+    let told = idem(&["erase", "order-9", "--reason", "art-17", "--yes"]).ok();
+    assert_eq!(told.trim(), "0 rows hold this key.");
+}
+
+#[tokio::test]
+async fn o67_an_event_that_waits_is_told_of_by_each_key_it_holds_on_postgres() {
+    let fixture = Fixture::new().await;
+    let forget = async || {
+        fixture.run("DELETE FROM processed_messages").await;
+        fixture.texts("SELECT event_key FROM outbox").await.remove(0)
+    };
+    let store = Arc::new(fixture.store.clone());
+    an_event_that_waits_is_told_of_by_each_key_it_holds(store, |words| fixture.idem_with(words), forget).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn o67_an_event_that_waits_is_told_of_by_each_key_it_holds_on_sqlite() {
+    on_sqlite(async |store, path, idem| {
+        let forget = async || {
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+            let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
+            sqlx::raw_sql("DELETE FROM idem_processed_messages").execute(&mut connection).await.unwrap();
+            sqlx::query_scalar("SELECT event_key FROM idem_outbox").fetch_one(&mut connection).await.unwrap()
+        };
+        an_event_that_waits_is_told_of_by_each_key_it_holds(store, idem, forget).await;
+    })
+    .await;
 }

@@ -11,7 +11,7 @@ use idem_testkit::Decide as _;
 use crate::fixture::{Answer, Fixture, PAYLOAD, message};
 
 /// Publishes an event for each message, those of one customer in order.
-struct Publishing;
+pub(crate) struct Publishing;
 
 impl<S: Store> Handler<S> for Publishing {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {

@@ -1,9 +1,15 @@
 //! `idem outbox relay`, from a plain outbox to a real RabbitMQ (`IDEM_AMQP_URL`, as `./servers url rabbitmq` prints it) and to an
 //! endpoint over HTTP.
 
-use std::{collections::BTreeSet, path::Path, process::Stdio, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use idem_core::Event;
+use idem_testkit::proxy::Proxy;
 use lapin::{
     Channel, Connection, ConnectionProperties,
     options::{BasicGetOptions, QueueDeclareOptions, QueueDeleteOptions},
@@ -11,7 +17,11 @@ use lapin::{
 };
 use serde_json::Value;
 use sqlx::Connection as _;
-use tokio::process::{Child, Command};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    net::TcpStream,
+    process::{Child, ChildStderr, Command},
+};
 
 use crate::{
     fixture::{Fixture, PATIENCE},
@@ -162,5 +172,137 @@ async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
     assert_eq!(posted, keys);
     std::fs::remove_dir_all(&folder).unwrap();
     queue.remove().await;
+    fixture.drop().await;
+}
+
+/// A relay of one endpoint, which nobody posts to, from this database and schema.
+struct Alone {
+    folder: PathBuf,
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+    admin: Option<String>,
+}
+
+impl Alone {
+    fn new(url: &str, schema: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("idem-relay-{schema}-{:08x}", fastrand::u32(..)));
+        std::fs::create_dir(&folder).unwrap();
+        let config = folder.join("relay.toml");
+        let text = format!(
+            "database-url = {url:?}\nschema = {schema:?}\nadmin = \"0\"\n[[destination]]\nname = \"partner\"\n\
+             [destination.webhook]\nendpoint = \"https://partner.example/\"\nsecrets = [{:?}]\n",
+            SECRETS[0]
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut child = relay(&config);
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { folder, child, log, admin: None }
+    }
+
+    /// The next line of the log with this text.
+    async fn line(&mut self, text: &str) -> String {
+        let mut before = String::new();
+        let looking = async {
+            loop {
+                let line = self.log.next_line().await.unwrap().unwrap_or_else(|| panic!("no {text:?} in\n{before}"));
+                if let Some((_, address)) = line.split_once("address=") {
+                    self.admin = Some(address.split_whitespace().next().unwrap().to_owned());
+                }
+                if line.contains(text) {
+                    return line;
+                }
+                before = format!("{before}{line}\n");
+            }
+        };
+        tokio::time::timeout(PATIENCE, looking).await.unwrap()
+    }
+
+    /// Asks `/readyz` until it answers with this status, and what it says of the database.
+    async fn is_ready(&self, status: u16, database: &str) {
+        let address = self.admin.as_deref().unwrap();
+        let asking = async {
+            loop {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                let request = format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).await.unwrap();
+                let says = format!("\"database\":\"{database}\"");
+                if answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(&says) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.unwrap();
+    }
+
+    async fn stop(&self) {
+        let stop = format!("kill -TERM {}", self.child.id().unwrap());
+        assert!(Command::new("sh").args(["-c", &stop]).status().await.unwrap().success());
+    }
+
+    /// Its exit status and the rest of its log.
+    async fn ended(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        let reading = async {
+            while let Some(line) = self.log.next_line().await.unwrap() {
+                rest = format!("{rest}{line}\n");
+            }
+            self.child.wait().await.unwrap()
+        };
+        let status = tokio::time::timeout(PATIENCE, reading).await.expect("it ends");
+        std::fs::remove_dir_all(&self.folder).unwrap();
+        (status.code(), rest)
+    }
+}
+
+/// O64: where a worker refuses to start, a relay does, with the same line; it did not wait there for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn o64_a_relay_alone_is_refused_where_a_worker_is() {
+    let empty = Fixture::empty().await;
+    let fixture = Fixture::new().await;
+    let stranger = format!("{}_stranger", fixture.schema);
+    fixture.run(&format!("CREATE ROLE {stranger} LOGIN")).await;
+    let nobody = fixture.url.replace("idem:", "no_such_login:");
+    let elsewhere = format!("{}_no_database", fixture.url);
+    let without_rights = fixture.url.replace("idem:", &format!("{stranger}:"));
+    let places = [
+        (&elsewhere, &fixture.schema, "does not exist"),
+        (&nobody, &fixture.schema, "knows no such login"),
+        (&fixture.url, &empty.schema, "idem migrate"),
+        (&without_rights, &fixture.schema, "lacks USAGE on schema"),
+    ];
+    for (url, schema, why) in places {
+        let (status, log) = Alone::new(url, schema).ended().await;
+        assert!(status == Some(2) && log.contains(why), "{status:?}, not {why:?}:\n{log}");
+    }
+    fixture.run(&format!("DROP ROLE {stranger}")).await;
+    fixture.drop().await;
+}
+
+/// O64: a relay whose database cannot be reached says why, waits, and is not ready; no more than one that loses it later.
+#[tokio::test(flavor = "multi_thread")]
+async fn o64_a_relay_without_its_database_says_why_and_is_not_ready() {
+    let fixture = Fixture::new().await;
+    let (login, server) = fixture.url.split_once('@').unwrap();
+    let (server, database) = server.split_once('/').unwrap();
+    let proxy = Proxy::to(server).await.unwrap();
+    proxy.refuse(true);
+    let url = format!("{login}@{}/{database}", proxy.address());
+    let mut relay = Alone::new(&url, &fixture.schema);
+    let line = relay.line("the database cannot be reached yet").await;
+    assert!(line.contains("error=") && !line.contains("canary"), "{line}");
+    relay.is_ready(503, "down").await;
+    proxy.refuse(false);
+    relay.is_ready(200, "up").await;
+    proxy.refuse(true);
+    proxy.cut().await;
+    relay.is_ready(503, "down").await;
+    proxy.refuse(false);
+    relay.is_ready(200, "up").await;
+    relay.stop().await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status, Some(0), "{log}");
     fixture.drop().await;
 }

@@ -21,7 +21,7 @@ pub const STRUCTURED: &str = "application/cloudevents+json";
 ///
 /// Every event has the plain headers `idempotencykey`, which is its id, `idemcause`, the key of the message at the beginning
 /// of the chain, and `idemcausedby`, the key of the message whose handler published it. It also has the attributes of
-/// CloudEvents: `specversion`, `id`, `source`, `type`, `time`, `datacontenttype`, and the extensions `idempotencykey`,
+/// CloudEvents: `specversion`, `id`, `source`, `type`, `time` (in binary mode), `datacontenttype`, and the extensions `idempotencykey`,
 /// `correlationid` (as `idemcause`) and `causationid` (as `idemcausedby`). An event without a
 /// [type](crate::Event::event_type) is not a CloudEvent, and has the plain headers alone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -62,7 +62,8 @@ impl CloudEvents {
     }
 
     /// The payload is a JSON object with the attributes and, as its member `data`, the handler's payload, or `data_base64` if
-    /// that is not text. So the key is in the payload too.
+    /// that is not text. So the key is in the payload too. `time` is left out, because it is the row's: an event that its handler
+    /// publishes again, after an `idem forget` or a restore, has the same bytes, and is a copy to receivers that compare payloads.
     #[must_use]
     pub fn structured() -> Self {
         Self { is_structured: true, source: None }
@@ -130,7 +131,7 @@ impl CloudEvents {
     }
 
     fn written(&self, event: &OutgoingEvent, put: impl FnOnce(&mut Headers, &[(&str, String)])) -> Wire {
-        let attributes = self.attributes(event);
+        let mut attributes = self.attributes(event);
         let is_structured = self.is_structured && !attributes.is_empty();
         let has_content_type = is_structured || event.content_type.is_some();
         let mut headers = Headers::default();
@@ -143,6 +144,7 @@ impl CloudEvents {
             }
         }
         if is_structured {
+            attributes.retain(|(name, _)| *name != "time");
             let payload = structured(event, &attributes);
             return Wire { headers, content_type: Some(STRUCTURED.into()), payload };
         }
@@ -316,6 +318,19 @@ mod tests {
         event.headers.push("Content-Type", Some("text/plain".into()));
         let wire = CloudEvents::structured().on_wire(&event, "ce_");
         assert_eq!((wire.content_type.as_deref(), wire.headers.text("Content-Type")), (Some(STRUCTURED), None));
+    }
+
+    /// O65: a receiver that hashes payloads takes a copy for a copy.
+    #[test]
+    fn o65_an_event_has_the_same_bytes_each_time_its_handler_runs() {
+        let first = event(Some("application/json"), b"{}");
+        let mut second = first.clone();
+        second.number = EventNumber(2);
+        second.created_at += Duration::from_secs(60);
+        for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+            let [first, second] = [&first, &second].map(|event| mode.on_wire(event, "ce_").payload);
+            assert_eq!(first, second, "{mode:?}");
+        }
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         let rule = "a relay needs a store with an outbox";
         let outbox = self.consumer.inner.store.outbox();
         let outbox = outbox.ok_or_else(|| ConfigError::new("relay", "this store", rule));
-        self.relay = Some(outbox.map(|outbox| routes(Relay::builder(outbox))));
+        self.relay = Some(outbox.map(|outbox| routes(Relay::builder(outbox).of_store::<S>())));
         self
     }
 

@@ -96,3 +96,12 @@ async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         assert!(error.starts_with(start) && !error.contains("hunter2"), "{error}");
     }
 }
+
+#[test]
+fn o63_its_own_queues_are_no_destinations() {
+    let told = amqp("--dead-letter-queue dead --retry-queue later");
+    assert_eq!(told.own("q"), Some(Own::Source("--queue")));
+    assert_eq!(told.own("later"), Some(Own::Source("--retry-queue")));
+    assert_eq!(told.own("dead"), Some(Own::DeadLetters("--dead-letter-queue")));
+    assert_eq!((told.own("told"), amqp("").own("dead")), (None, None));
+}

@@ -111,3 +111,11 @@ async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         assert!(error.starts_with(start), "{error}");
     }
 }
+
+#[test]
+fn o63_its_own_topics_are_no_destinations() {
+    let told = kafka("--dead-letter-topic dead");
+    assert_eq!(told.own("t"), Some(Own::Source("--topic")));
+    assert_eq!(told.own("dead"), Some(Own::DeadLetters("--dead-letter-topic")));
+    assert_eq!((told.own("told"), kafka("").own("dead")), (None, None));
+}

@@ -1,17 +1,21 @@
 //! A relay as a process of its own: `idem outbox relay --config FILE`.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use idem_core::{BoxError, CancellationToken, Relay, Route, outbox::Outbox};
+use idem_core::{
+    BoxError, CancellationToken, Relay, Route,
+    outbox::RelayBuilder,
+    store::{Bookkeeping as _, Store as _},
+};
 use idem_schema::SchemaName;
-#[cfg(feature = "sqlite")]
-use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use super::file::{Broker, File, Way};
 use crate::{
     admin,
     broker::Events,
+    database::{self, Database, DatabaseSettings},
     exit::{self, Exit, Failure},
+    flags::DatabaseUrl,
     life::{process, texts},
     logs::{self, LogFormat},
     metrics, private, signals, stack,
@@ -20,7 +24,8 @@ use crate::{
 
 /// Brings the events of a database to their destinations until it is stopped, as this file says, whose form is that of
 /// `docs/guide/events-out.md`. It is the whole of its process, as a worker is: it installs the handlers of SIGTERM and SIGINT
-/// and the log, and ends with the same statuses. A database or broker that cannot be reached is waited for.
+/// and the log, and ends with the same statuses. A database or broker that cannot be reached is waited for; a
+/// database without idem's schema, or a login without its rights, is refused with the cure.
 ///
 /// It relays to the brokers that this crate was built for: the features `kafka`, `amqp`, `sqs` and `webhooks`.
 pub fn relay(file: &Path) -> Exit {
@@ -59,51 +64,89 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), destinations = settings.destination.len(), "starting a relay");
     // Before anything takes the handle of a metric.
     let recorded = settings.admin.as_ref().map(|_| metrics::install(status));
-    let outbox = open(&settings).await.map_err(|error| Failure::refused(texts(&error)))?;
-    let routes = routes(&settings).await.map_err(|error| Failure::refused(texts(&error)))?;
-    let named = Relay::builder(outbox).named(process());
-    let relay = routes.into_iter().fold(named, idem_core::outbox::RelayBuilder::route).build();
-    let relay = relay.map_err(|error| Failure::refused(error.to_string()))?;
-    status.relaying(relay.view());
+    let refused = |error: BoxError| Failure::refused(texts(&error));
+    let place =
+        Place { url: settings.database_url().map_err(refused)?.into(), schema: settings.schema().map_err(refused)? };
+    #[allow(unused_variables, reason = "as for `run`")]
+    let routes = routes(&settings).await.map_err(refused)?;
     status.identify(Identity {
         program: "idem outbox relay",
         version: env!("CARGO_PKG_VERSION"),
         process: process(),
         place: Vec::new(),
-        schema: settings.schema().ok().map(|schema| schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
+        schema: Some(place.schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
         keys_are_hidden: false,
     });
     if let Some((address, recorded)) = settings.admin.as_ref().zip(recorded) {
         admin::serve(address, &settings.admin_host, Arc::clone(status), recorded, axum::Router::new()).await?;
     }
-    let ended = relay.run(status.stop.clone().cancelled_owned()).await;
-    ended.map_err(|error| Failure::new(exit::of_relay(&error), texts(&error.into())))
-}
-
-/// The outbox of the database, which is reached later.
-async fn open(settings: &File) -> Result<Arc<dyn Outbox>, BoxError> {
-    let url = settings.database_url()?;
-    let (scheme, _) = url.split_once(':').unwrap_or_default();
-    match scheme {
+    match place.url.scheme() {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            let options =
-                idem_sqlx::PostgresOptions::parse(&url)?.schema(settings.schema()?).application_name("idem relay");
-            of(options.build()?)
+            let store = postgres(&place).map_err(refused)?;
+            run::<crate::database::Postgres>(store, &place, routes, status).await
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
-            let options: SqliteOptions = url.parse()?;
-            // A mistyped name must not make a file.
-            of(SqliteStore::connect(options.schema(settings.schema()?).create_if_missing(false)).await?)
+            let store = sqlite(&place).await.map_err(refused)?;
+            run::<crate::database::Sqlite>(store, &place, routes, status).await
         }
-        _ => Err("database-url must begin with postgres:// or sqlite:// (its value is not shown)".into()),
+        _ => Err(Failure::refused("database-url must begin with postgres:// or sqlite:// (its value is not shown)")),
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-fn of(store: impl idem_core::Store) -> Result<Arc<dyn Outbox>, BoxError> {
-    Arc::new(store).outbox().ok_or_else(|| "this database has no outbox".into())
+/// Where the events are.
+struct Place {
+    url: DatabaseUrl,
+    schema: SchemaName,
+}
+
+/// The store, which is reached later.
+#[cfg(feature = "postgres")]
+fn postgres(place: &Place) -> Result<idem_sqlx::PostgresStore, BoxError> {
+    let options = idem_sqlx::PostgresOptions::parse(place.url.as_str())?.schema(place.schema.clone());
+    Ok(options.application_name("idem relay").build()?)
+}
+
+#[cfg(feature = "sqlite")]
+async fn sqlite(place: &Place) -> Result<idem_sqlx::SqliteStore, BoxError> {
+    let options: idem_sqlx::SqliteOptions = place.url.as_str().parse()?;
+    // A mistyped name must not make a file.
+    Ok(idem_sqlx::SqliteStore::connect(options.schema(place.schema.clone()).create_if_missing(false)).await?)
+}
+
+/// Waits for the database, whatever the time, makes the checks of a worker's start, and relays.
+#[allow(dead_code, reason = "without a store there is no database")]
+async fn run<D: Database>(
+    store: D::Store,
+    place: &Place,
+    routes: Vec<Route>,
+    status: &Arc<Status>,
+) -> Result<(), Failure> {
+    let store = Arc::new(store);
+    let outbox = store.outbox().ok_or_else(|| Failure::refused("this database has no outbox"))?;
+    let named = Relay::builder(outbox).of_store::<D::Store>().named(process());
+    let relay = routes.into_iter().fold(named, RelayBuilder::route).build();
+    let relay = relay.map_err(|error| Failure::refused(error.to_string()))?;
+    status.relaying(relay.view());
+    let Place { url, schema } = place;
+    let checked = async || {
+        let settings = DatabaseSettings {
+            url,
+            schema,
+            cleanup_url: None,
+            application_name: None,
+            migrate: false,
+            create_tables: false,
+        };
+        D::prepare(&store, settings, "").await?;
+        Ok(store.bookkeeping().verify().await?)
+    };
+    if database::reach::<D::Store, _, _>(Duration::MAX, &status.stop, checked).await?.is_none() {
+        return Ok(());
+    }
+    let ended = relay.run(status.stop.clone().cancelled_owned()).await;
+    ended.map_err(|error| Failure::new(exit::of_relay(&error), texts(&error.into())))
 }
 
 async fn routes(settings: &File) -> Result<Vec<Route>, BoxError> {

@@ -10,7 +10,7 @@ use idem_core::{BoxError, outbox::RECEIVER_KEEPS};
 use idem_schema::SchemaName;
 use serde::Deserialize;
 
-use crate::{flags::EventFormat, logs::LogFormat, spans};
+use crate::{command_line::has_password, flags::EventFormat, logs::LogFormat, spans};
 
 /// Its content. Names are those of the workers' flags, where those exist.
 #[derive(Deserialize)]
@@ -142,12 +142,15 @@ impl File {
 
     /// Whether it holds secrets.
     pub(crate) fn holds_secrets(&self) -> bool {
-        let in_kafka =
-            self.kafka.as_ref().is_some_and(|kafka| kafka.settings.keys().any(|name| name.contains("password")));
+        let is_password = |(name, value): (&String, &String)| name.contains("password") && !value.starts_with('@');
+        let in_kafka = self.kafka.as_ref().is_some_and(|kafka| kafka.settings.iter().any(is_password));
         // The URL of an endpoint may be one too.
         let has_webhooks = self.destination.iter().any(|destination| destination.webhook.is_some());
-        let in_amqp = self.amqp.as_ref().is_some_and(|amqp| amqp.url.is_some());
-        self.database_url.is_some() || in_kafka || in_amqp || has_webhooks
+        let in_url = |url: &Option<String>| url.as_deref().is_some_and(has_password);
+        in_url(&self.database_url)
+            || in_kafka
+            || self.amqp.as_ref().is_some_and(|amqp| in_url(&amqp.url))
+            || has_webhooks
     }
 
     pub(crate) fn database_url(&self) -> Result<String, BoxError> {

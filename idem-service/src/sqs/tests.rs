@@ -70,3 +70,16 @@ fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         assert!(error.starts_with(start), "{error}");
     }
 }
+
+#[test]
+fn o63_its_own_queues_are_no_destinations_by_whatever_host() {
+    let told = sqs("--dead-letter-queue-url http://localhost:9324/000000000000/dead");
+    for url in
+        [URL, "http://127.0.0.1:9324/000000000000/orders", "https://sqs.eu-west-1.amazonaws.com/000000000000/orders/"]
+    {
+        assert_eq!(told.own(url), Some(Own::Source("--queue-url")), "{url}");
+    }
+    assert_eq!(told.own("http://h/000000000000/dead"), Some(Own::DeadLetters("--dead-letter-queue-url")));
+    let others = ["http://localhost:9324/000000000000/orders_told", "http://localhost:9324/111111111111/orders", ""];
+    assert!(others.iter().all(|url| told.own(url).is_none()));
+}

@@ -86,6 +86,26 @@ async fn o11_a_worker_that_does_not_relay_leaves_it_to_others() {
     place.remove();
 }
 
+/// O65: a record that is forgotten, and its message sent again, make the same event to the byte, so that its receiver skips it.
+#[tokio::test]
+async fn o65_an_event_that_is_published_again_in_structured_mode_is_a_copy() {
+    let (place, told) = place().await;
+    for _ in 0..2 {
+        place.publish("order-1", "00001");
+        let arguments = "--announce told --event-format structured --until-idle 500ms";
+        let ended = Worker::at(&place, arguments).run().await.with(0);
+        assert_eq!(ended.summary()["published"], 1, "{}", ended.log);
+        let mut connection = SqliteConnection::connect(&place.url()).await.expect("the file");
+        let text = "DELETE FROM idem_processed_messages; DELETE FROM purchases";
+        sqlx::raw_sql(text).execute(&mut connection).await.expect("it is forgotten");
+    }
+    let events = told.unsettled();
+    let [first, second] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(header(first, "idempotencykey"), header(second, "idempotencykey"));
+    assert_eq!(first.payload(), second.payload());
+    place.remove();
+}
+
 /// O10: a destination that nothing brings events to is refused at the start, not at the first message.
 #[tokio::test]
 async fn o10_a_destination_without_a_way_there_is_refused_at_the_start() {
@@ -98,6 +118,25 @@ async fn o10_a_destination_without_a_way_there_is_refused_at_the_start() {
     );
     let ended = Worker::at(&place, "--announce told --receiver-keeps 1h").run().await.with(2);
     assert!(ended.why().contains("more than an hour"), "{}", ended.why());
+    place.remove();
+}
+
+/// O63: a worker whose events would be its next messages, or come among its dead letters, is refused before it takes any message.
+#[tokio::test]
+async fn o63_a_worker_never_publishes_to_its_own_queue_or_among_its_dead_letters() {
+    let (place, told) = place().await;
+    place.publish("order-1", "00001");
+    let ended = Worker::at(&place, "--announce orders --until-idle 500ms").run().await.with(2);
+    assert!(ended.why().contains("\"orders\", which is --queue: each event would come back"), "{}", ended.why());
+    let arguments = "--announce told --dead-letter-queue told --until-idle 500ms";
+    let ended = Worker::at(&place, arguments).run().await.with(2);
+    assert!(ended.why().contains("\"told\", which is --dead-letter-queue: a consumer"), "{}", ended.why());
+    assert_eq!(told.stats().published, 0);
+
+    // Another process may bring them to another broker.
+    let ended = Worker::at(&place, &format!("{arguments} --relay off")).run().await.with(0);
+    assert!(ended.log.contains("unless the relay brings them to another broker"), "{}", ended.log);
+    assert_eq!((waiting(&place).await.len(), told.stats().published), (1, 0));
     place.remove();
 }
 

@@ -15,7 +15,7 @@ use idem_core::{
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
-use idem_service::{Broker, Built, Effects, Handlers, Lag, Service};
+use idem_service::{Broker, Built, Effects, Handlers, Lag, Own, Service};
 use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
 use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
 
@@ -109,6 +109,13 @@ impl Broker for Memory {
 
     fn place(&self) -> Vec<(&'static str, String)> {
         vec![("socket", self.socket.clone()), ("queue", self.queue.clone())]
+    }
+
+    fn own(&self, destination: &str) -> Option<Own> {
+        let is_dead = self.dead_letter_queue.as_deref() == Some(destination);
+        (self.queue == destination)
+            .then_some(Own::Source("--queue"))
+            .or(is_dead.then_some(Own::DeadLetters("--dead-letter-queue")))
     }
 
     fn partitions(_: &Panicking) -> Option<Vec<Lag>> {

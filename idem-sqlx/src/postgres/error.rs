@@ -163,8 +163,8 @@ pub(super) fn connecting(source: sqlx::Error) -> StoreError {
     if is_refused_setting(&source) {
         return StoreError::Refused {
             problem: "the server, or a pooler before it, refuses a setting that comes with the connection".to_owned(),
-            cure: "Set `statements` to `Unnamed`, or have PgBouncer ignore it: ignore_startup_parameters = \
-                   extra_float_digits"
+            cure: "Have PgBouncer ignore it: ignore_startup_parameters = extra_float_digits; a program of your own can set \
+                   its store's `statements` to `Unnamed` instead"
                 .to_owned(),
         };
     }

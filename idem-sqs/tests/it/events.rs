@@ -137,3 +137,36 @@ async fn o9_an_outage_is_one_and_an_unknown_queue_is_refused() {
     assert!(matches!(away[0], Err(EventError::Later { may_be_sent: true, counted: false, .. })), "{away:?}");
     assert!(publish(&publisher, &event).await[0].is_ok());
 }
+
+/// O66: a key, a name and a payload with characters that SQS does not take: the event goes, and is read as it was published.
+#[tokio::test(flavor = "multi_thread")]
+async fn o66_an_event_with_characters_that_sqs_does_not_take_goes_all_the_same() {
+    let payload = "{\"customer\":\"a\u{ffff}\",\"\u{fffe}\":\"\\\\\u{ffff}\"}";
+    for server in [Server::elastic(), Server::fake().await] {
+        for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+            let queue = server.queue("").await;
+            let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap().cloud_events(mode.clone());
+            let mut event = outgoing_event("key-\u{ffff}", payload);
+            event.headers.push("region", Some("eu\u{fffe}".into()));
+            event.event_type = Some("Told\u{ffff}".into());
+            let sent = publish(&publisher, &[event]).await;
+            assert!(sent[0].is_ok(), "{sent:?}");
+            let message = join(&queue.options()).await.take_without_outage(1).await.remove(0).message;
+            assert_eq!((key_of(&message).as_str(), message.message_type()), ("key-\u{ffff}", Some("Told\u{ffff}")));
+            assert_eq!(message.headers().text("region"), Some("eu\u{fffe}"));
+            let body: serde_json::Value = message.json().unwrap();
+            let (data, attributes) = if mode == CloudEvents::binary() {
+                (body, serde_json::from_str(message.headers().text("ce").unwrap()).unwrap())
+            } else {
+                (body["data"].clone(), body)
+            };
+            assert_eq!(data, serde_json::from_str::<serde_json::Value>(payload).unwrap());
+            assert_eq!((&attributes["id"], &attributes["type"]), (&"key-\u{ffff}".into(), &"Told\u{ffff}".into()));
+        }
+    }
+    // There is no way to write this so that its receiver would read the same.
+    let queue = Server::fake().await.queue("").await;
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+    let answers = publish(&publisher, &[outgoing_event("event-1", "no JSON: \u{ffff}")]).await;
+    assert!(matches!(answers[0], Err(EventError::DoesNotFit { .. })), "{answers:?}");
+}

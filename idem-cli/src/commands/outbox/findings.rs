@@ -113,6 +113,13 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
             number(*behind)
         );
         findings.push(finding("warning", text, cure));
+    } else if wait == 0 && *behind > 0 {
+        let cure = format!(
+            "The event before them was removed by hand, or lost with a server: idem outbox list --destination {destination} \
+             --state behind shows them. idem outbox skip of the first of an ordering key lets its others go; send that one by hand"
+        );
+        let text = format!("{} events for {destination} wait behind one that is gone", number(*behind));
+        findings.push(finding("warning", text, cure));
     }
     findings
 }
@@ -151,6 +158,11 @@ mod tests {
         assert_eq!(paused, ["notice: payments is paused, and 2 events wait"]);
         let failed = told(|backlog| (backlog.failed, backlog.behind) = (1, 7));
         assert_eq!(failed, ["warning: 1 events for payments have failed, and 7 wait behind them"]);
+        // O68: nothing lets them go any more.
+        let stranded = told(|backlog| backlog.behind = 7);
+        assert_eq!(stranded, ["warning: 7 events for payments wait behind one that is gone"]);
+        let retried = told(|backlog| (backlog.waiting, backlog.behind) = (1, 7));
+        assert_eq!(retried, Vec::<String>::new(), "it is tried again");
         // O25: an event is safe to be sent again only while its receivers know the first copy.
         let old = told(|backlog| backlog.first_sent_ago = Some(Duration::from_secs(5 * 86_400)));
         assert_eq!(old, ["warning: a copy of an event that waits for payments may first have been sent 5 days ago"]);

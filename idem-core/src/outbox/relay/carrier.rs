@@ -300,7 +300,9 @@ impl Carrier {
             }
             if self.stopping.stop.is_cancelled() && tries > 3 {
                 tracing::warn!(
-                    destination = &*self.line.destination, events = ends.len(), %error,
+                    destination = &*self.line.destination,
+                    events = ends.len(),
+                    error = (self.state.describe)(&error),
                     "it could not be noted what became of events; the next relay sends copies of those that were confirmed"
                 );
                 self.leaves_unnoted = true;
@@ -356,13 +358,13 @@ impl Carrier {
     }
 
     pub(super) fn store_failed(&self, doing: &str, error: &StoreError) {
-        let why = format!("{doing}: {error}");
-        let (time, is_new) = self.line.in_trouble(&why);
+        let error = (self.state.describe)(error);
+        let (time, is_new) = self.line.in_trouble(&format!("{doing}: {error}"));
         let destination = &*self.line.destination;
         if is_new {
-            tracing::warn!(destination, %error, "the relay waits for the database while {doing}");
+            tracing::warn!(destination, error, "the relay waits for the database while {doing}");
         } else {
-            tracing::debug!(destination, %error, since = ?time, "the relay waits for the database while {doing}");
+            tracing::debug!(destination, error, since = ?time, "the relay waits for the database while {doing}");
         }
     }
 

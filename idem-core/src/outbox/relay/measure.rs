@@ -1,12 +1,16 @@
 //! Counts waiting events, for metrics and people, and learns the ids of destinations.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::{sync::watch, time::Instant};
 
 use super::{RelayError, RelaySettings, Stopping, is_refused, rest, state::State};
 use crate::{
-    error::StoreError,
+    error::{ErrorClass, StoreError},
     outbox::{OutboxBacklog, RelayStanding},
     retry::RetryPolicy,
 };
@@ -28,7 +32,7 @@ pub(super) async fn first(state: &State, stopping: &Stopping) -> Result<(), Rela
             Err(error) if is_refused(&error) => return Err(RelayError::Store(error)),
             Err(error) => {
                 tries += 1;
-                tracing::warn!(%error, "the outbox cannot be read yet");
+                tracing::warn!(error = (state.describe)(&error), "the outbox cannot be read yet");
                 let policy = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
                 rest(policy.backoff_now(tries), stopping).await;
             }
@@ -47,7 +51,9 @@ pub(super) async fn run(state: Arc<State>, settings: RelaySettings, waker: watch
         counted_at = Instant::now();
         match count(&state).await {
             Ok(backlog) => tell_of_unrelayed(&state, &backlog, &mut told),
-            Err(error) => tracing::debug!(%error, "what waits in the outbox could not be counted"),
+            Err(error) => {
+                tracing::debug!(error = (state.describe)(&error), "what waits in the outbox could not be counted")
+            }
         }
         if state.lines.iter().filter(|line| line.id.get().is_none()).count() < undeclared {
             waker.send_modify(|commits| *commits += 1);
@@ -56,7 +62,14 @@ pub(super) async fn run(state: Arc<State>, settings: RelaySettings, waker: watch
 }
 
 async fn count(state: &State) -> Result<Vec<OutboxBacklog>, StoreError> {
-    let backlog = state.outbox.backlog(None).await?;
+    let counted = state.outbox.backlog(None).await;
+    // One that took too long to count may well be read.
+    let is_slow =
+        matches!(&counted, Err(error) if matches!(error.class(), ErrorClass::Transient | ErrorClass::RunUnitAgain));
+    if !is_slow {
+        state.is_readable.store(counted.is_ok(), Ordering::Relaxed);
+    }
+    let backlog = counted?;
     for one in &backlog {
         if let Some(line) = state.line(&one.destination) {
             // Reported once: a destination keeps its id.

@@ -2,13 +2,18 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Relay, state::State};
+use super::{
+    Relay,
+    state::{Describe, State},
+};
 use crate::{
+    consumer,
     error::ConfigError,
     message::ConsumerName,
     outbox::{Destination, Dispatch, EventPublisher, Outbox},
     retry::RetryPolicy,
     setters::setters,
+    store::Store,
 };
 
 /// How long receivers remember the ids of events, unless the route has another time: the default retention of a consumer.
@@ -152,6 +157,7 @@ pub struct RelayBuilder {
     routes: Vec<Route>,
     settings: RelaySettings,
     name: String,
+    describe: Describe,
 }
 
 /// The outbox, whose `Debug` shows none of its content.
@@ -166,7 +172,13 @@ impl fmt::Debug for Outboxes {
 impl RelayBuilder {
     pub(super) fn new(outbox: Arc<dyn Outbox>) -> Self {
         let settings = RelaySettings::default();
-        Self { outbox: Outboxes(outbox), routes: Vec::new(), settings, name: "relay".to_owned() }
+        Self {
+            outbox: Outboxes(outbox),
+            routes: Vec::new(),
+            settings,
+            name: "relay".to_owned(),
+            describe: |error| error.to_string(),
+        }
     }
 
     /// Sends events of this destination to `publisher`, with the defaults of a [`Route`].
@@ -193,6 +205,14 @@ impl RelayBuilder {
         self
     }
 
+    /// Sets the store of the outbox, so that the log says with each error of the database its cause, in
+    /// [words](crate::store::describe) without any value of a row. Otherwise the causes are left out. A worker's relay has it
+    /// already.
+    pub fn of_store<S: Store>(mut self) -> Self {
+        self.describe = consumer::describe::<S>;
+        self
+    }
+
     /// Builds the relay. It does not connect yet.
     ///
     /// # Errors
@@ -204,7 +224,7 @@ impl RelayBuilder {
 
     /// The same for a worker, which waits for the events of its consumer before it is idle.
     pub(crate) fn build_for(self, consumer: Option<ConsumerName>) -> Result<Relay, ConfigError> {
-        let Self { outbox: Outboxes(outbox), routes, settings, name } = self;
+        let Self { outbox: Outboxes(outbox), routes, settings, name, describe } = self;
         settings.check()?;
         if routes.is_empty() {
             return Err(ConfigError::new("relay", "no destination", "a relay has one at least: .to(…)"));
@@ -221,7 +241,7 @@ impl RelayBuilder {
             return Err(ConfigError::new("relay.named", format!("{name:?}"), rule));
         }
         let name = format!("{name}/{:08x}", fastrand::u32(..));
-        let state = Arc::new(State::new(outbox, consumer, routes.iter().map(|route| &*route.destination)));
+        let state = Arc::new(State::new(outbox, consumer, describe, routes.iter().map(|route| &*route.destination)));
         Ok(Relay { routes, settings, name: name.into(), state, published: None })
     }
 }

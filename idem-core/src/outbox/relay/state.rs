@@ -1,10 +1,11 @@
 //! The state that a relay's tasks share, and its view for others.
 
 use std::{
+    error::Error,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -19,9 +20,15 @@ use crate::{
     telemetry::RelayMetrics,
 };
 
+/// The text of an error and its causes, for the log.
+pub(super) type Describe = fn(&(dyn Error + 'static)) -> String;
+
 /// The state that a relay and its views share.
 pub(super) struct State {
     pub(super) outbox: Arc<dyn Outbox>,
+    pub(super) describe: Describe,
+    /// Whether the last look at the outbox could read it. Before the first one it is not known to be there at all.
+    pub(super) is_readable: AtomicBool,
     /// The consumer whose events a worker waits for before it is idle; all consumers if `None`.
     pub(super) consumer: Option<ConsumerName>,
     /// In the order of the routes.
@@ -187,9 +194,11 @@ impl State {
     pub(super) fn new<'n>(
         outbox: Arc<dyn Outbox>,
         consumer: Option<ConsumerName>,
+        describe: Describe,
         destinations: impl Iterator<Item = &'n str>,
     ) -> Self {
-        Self { outbox, consumer, lines: destinations.map(|name| Arc::new(Line::new(name))).collect() }
+        let lines = destinations.map(|name| Arc::new(Line::new(name))).collect();
+        Self { outbox, describe, is_readable: AtomicBool::new(false), consumer, lines }
     }
 
     /// The state of this destination, if it has a route.
@@ -222,6 +231,13 @@ impl RelayView {
     #[must_use]
     pub fn destinations(&self) -> Vec<Relayed> {
         self.0.lines.iter().map(|line| line.relayed()).collect()
+    }
+
+    /// Whether the relay could read its outbox when it last counted events, some seconds ago. It cannot before it has run, or
+    /// while the database is away or refuses.
+    #[must_use]
+    pub fn reads_outbox(&self) -> bool {
+        self.0.is_readable.load(Ordering::Relaxed)
     }
 
     /// Whether no event that may go now waits on a route of this relay; a worker's relay counts the events of the worker's consumer

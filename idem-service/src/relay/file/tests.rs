@@ -40,6 +40,21 @@ fn a_file_says_where_the_events_are_and_where_they_go() {
     assert!(refused(&file, 1).contains("\"mails\" needs broker"));
 }
 
+/// S22: a URL without a password is no secret, and neither is the name of a file that holds one.
+#[test]
+fn s22_a_file_holds_a_secret_only_where_a_password_stands_in_it() {
+    for (text, holds) in [
+        ("database-url = \"postgres://u@h/d\"\namqp = { url = \"amqp://h\" }", false),
+        ("kafka = { brokers = \"k\", settings = { \"sasl.password\" = \"@/run/secrets/kafka\" } }", false),
+        ("kafka = { brokers = \"k\", settings = { \"sasl.password\" = \"canary\" } }", true),
+        ("amqp = { url = \"amqp://u:canary@h\" }", true),
+        ("database-url = \"postgres://u:canary@h/d\"", true),
+    ] {
+        let file = read(&format!("{text}\n[[destination]]\nname = \"a\"")).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(file.holds_secrets(), holds, "{text}");
+    }
+}
+
 #[test]
 fn what_is_wrong_is_named_and_no_value_is_shown() {
     for (text, told) in [

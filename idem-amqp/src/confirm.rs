@@ -76,6 +76,19 @@ impl Confirmed {
         published.await.unwrap_or_else(|late| Err(SourceError::unavailable(self.doing, late)))
     }
 
+    /// Looks whether the queue is there.
+    pub(crate) async fn look(&self) -> Result<(), SourceError> {
+        let mut place = self.open.lock().await;
+        if place.as_ref().is_some_and(Open::is_blocked) {
+            return Err(self.blocked());
+        }
+        let open = self.connected(place.take()).await?;
+        let queue = &self.settings.queue;
+        ready(&open.channel, queue).await.map_err(|error| classify(&self.settings, self.doing, error))?;
+        *place = Some(open);
+        Ok(())
+    }
+
     /// Publishes all of these, and then waits for the confirmations: one answer each, in order.
     pub(crate) async fn publish_all(
         &self,

@@ -54,6 +54,10 @@ impl EventPublisher for AmqpPublisher {
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
     }
+
+    async fn look(&self) -> Result<(), EventError> {
+        Ok(self.events.look().await?)
+    }
 }
 
 impl AmqpPublisher {

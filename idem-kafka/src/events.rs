@@ -10,6 +10,7 @@ use idem_core::{
 use rdkafka::{
     error::KafkaError,
     message::{Header, OwnedHeaders},
+    metadata::MetadataTopic,
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer, PurgeConfig},
     types::RDKafkaErrorCode as Code,
 };
@@ -28,6 +29,9 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(7);
 /// For how long parts of a batch that was too large may begin. The last of them may wait for its confirmation too, and all of it
 /// takes less than a relay waits.
 const SPLIT_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long the broker may take to answer whether it has the topic.
+const LOOKED_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long a record waits for company in its batch. They are handed over all at once.
 const LINGER_MS: &str = "1";
@@ -87,6 +91,18 @@ impl EventPublisher for KafkaPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn look(&self) -> Result<(), EventError> {
+        let refused = |error| EventError::from(classify(&self.options, "looking for the topic", error));
+        let (producer, topic) = (self.event_producer().map_err(refused)?, self.options.topic.clone());
+        // The library waits for the answer on the thread that asks. By the producer's settings, no topic is made by that.
+        let looking = move || producer.client().fetch_metadata(Some(&topic), LOOKED_WITHIN);
+        let found = tokio::task::spawn_blocking(looking).await.map_err(EventError::not_sent)?.map_err(refused)?;
+        match found.topics().iter().find_map(MetadataTopic::error) {
+            None => Ok(()),
+            Some(code) => Err(refused(KafkaError::Global(code.into()))),
+        }
     }
 
     async fn purge(&self) {

@@ -22,7 +22,7 @@ const NOT_LET_IN: [&str; 10] = [
     "UnrecognizedClientException",
 ];
 
-const UNKNOWN_QUEUE: [&str; 4] =
+pub(crate) const UNKNOWN_QUEUE: [&str; 4] =
     ["AWS.SimpleQueueService.NonExistentQueue", "InvalidAddress", "NonExistentQueue", "QueueDoesNotExist"];
 
 /// Refused where only a person can help, else unavailable.

@@ -3,7 +3,10 @@
 use std::{borrow::Cow, ops::Range};
 
 use async_trait::async_trait;
-use aws_sdk_sqs::{error::ProvideErrorMetadata, types::SendMessageBatchRequestEntry as Entry};
+use aws_sdk_sqs::{
+    error::ProvideErrorMetadata,
+    types::{QueueAttributeName, SendMessageBatchRequestEntry as Entry},
+};
 use futures_util::{StreamExt as _, stream};
 use idem_core::{
     SourceError,
@@ -12,7 +15,7 @@ use idem_core::{
 use serde::de::IgnoredAny;
 
 use crate::{
-    error::classify,
+    error::{UNKNOWN_QUEUE, classify},
     fifo::{deduplication_id, hashed},
     options::{is_fifo, queue_name},
     publisher::{ATTRIBUTES_MAX, REFUSES_THE_MESSAGE, SqsPublisher, attribute, is_name, sendable},
@@ -72,6 +75,17 @@ impl EventPublisher for SqsPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn look(&self) -> Result<(), EventError> {
+        let request = self.events.get_queue_attributes().queue_url(&self.queue_url);
+        match request.attribute_names(QueueAttributeName::MaximumMessageSize).send().await {
+            // A login that may send alone is refused this look.
+            Err(error) if error.code().is_some_and(|code| UNKNOWN_QUEUE.contains(&code)) => {
+                Err(again(&classify(&self.queue_url, "looking for the queue", error)))
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 }
 

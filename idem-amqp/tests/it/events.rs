@@ -156,3 +156,20 @@ async fn o9_a_broker_that_is_away_is_an_outage_and_comes_back() {
     queue.proxy.thaw();
     assert!(publish(&publisher, &event).await[0].is_ok());
 }
+
+/// O69: a queue that is not there is seen before the first event, and nothing is sent or made by the look.
+#[tokio::test(flavor = "multi_thread")]
+async fn o69_a_queue_that_is_not_there_is_seen_without_an_event() {
+    let queue = Queue::new(Kind::Classic).await;
+    let there = publisher(&queue, &queue.name);
+    assert!(within("a look", there.look()).await.is_ok());
+    assert!(publish(&there, &[outgoing_event("event-1", "{}")]).await[0].is_ok());
+    let nowhere = publisher(&queue, &format!("{}-none", queue.name));
+    for _ in 0..2 {
+        let refused = within("a look", nowhere.look()).await;
+        assert!(
+            matches!(&refused, Err(EventError::Refused { problem, .. }) if problem.contains("does not exist")),
+            "{refused:?}"
+        );
+    }
+}

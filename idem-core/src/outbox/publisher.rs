@@ -122,6 +122,18 @@ pub trait EventPublisher: Send + Sync + 'static {
         false
     }
 
+    /// Looks whether the destination is there, and sends nothing. A relay asks once, at its start, so that a name that is wrong is
+    /// warned of before the first event. Defaults to no look.
+    ///
+    /// # Errors
+    /// [`EventError::Refused`] where a person must act; no other error is warned of.
+    ///
+    /// # Cancel safety
+    /// A call that has not returned within five seconds is dropped.
+    async fn look(&self) -> Result<(), EventError> {
+        Ok(())
+    }
+
     /// Drops the events that a client library would still send on its own after the call was dropped.
     async fn purge(&self) {}
 }

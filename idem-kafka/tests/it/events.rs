@@ -157,3 +157,18 @@ async fn o9_a_broker_that_is_away_is_an_outage_and_comes_back() {
     member.acknowledge(held).await;
     member.idle().await;
 }
+
+/// O69: a topic that is not there is seen before the first event, and nothing is sent or made by the look.
+#[tokio::test(flavor = "multi_thread")]
+async fn o69_a_topic_that_is_not_there_is_seen_without_an_event() {
+    let topic = Topic::new(1).await;
+    assert!(within("a look", publisher(&BROKERS, &topic.name).look()).await.is_ok());
+    let nowhere = publisher(&BROKERS, &format!("{}-none", topic.name));
+    for _ in 0..2 {
+        let refused = within("a look", nowhere.look()).await;
+        assert!(
+            matches!(&refused, Err(EventError::Refused { problem, .. }) if problem.contains("-none")),
+            "{refused:?}"
+        );
+    }
+}

@@ -140,6 +140,17 @@ async fn o63_a_worker_never_publishes_to_its_own_queue_or_among_its_dead_letters
     place.remove();
 }
 
+/// O69: a destination that is not there is warned of at the start, before there is an event.
+#[tokio::test]
+async fn o69_a_destination_that_is_not_there_is_warned_of_at_the_start() {
+    let (place, _told) = place().await;
+    for (to, is_warned) in [("tolt", true), ("told", false)] {
+        let ended = Worker::at(&place, &format!("--announce {to} --until-idle 500ms")).run().await.with(0);
+        assert_eq!(ended.log.contains("events would not get to their destination"), is_warned, "{}", ended.log);
+    }
+    place.remove();
+}
+
 /// O9: a destination that is away is seen at `/readyz`, on the page and as a metric; its events go when it is back.
 #[tokio::test]
 async fn o9_what_waits_for_a_destination_is_seen() {

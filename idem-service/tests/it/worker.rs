@@ -146,6 +146,12 @@ impl EventPublisher for Telling {
             }
         }
     }
+
+    async fn look(&self) -> Result<(), EventError> {
+        let looked = self.broker.publish(&self.queue, &[]).await;
+        let refused = |error| EventError::Refused { problem: format!("{error}"), cure: "Create the queue".to_owned() };
+        looked.map(|_| ()).map_err(refused)
+    }
 }
 
 /// A source with a bug, where that is asked for.

@@ -170,3 +170,19 @@ async fn o66_an_event_with_characters_that_sqs_does_not_take_goes_all_the_same()
     let answers = publish(&publisher, &[outgoing_event("event-1", "no JSON: \u{ffff}")]).await;
     assert!(matches!(answers[0], Err(EventError::DoesNotFit { .. })), "{answers:?}");
 }
+
+/// O69: a queue that is not there is seen before the first event, and nothing is sent or made by the look.
+#[tokio::test(flavor = "multi_thread")]
+async fn o69_a_queue_that_is_not_there_is_seen_without_an_event() {
+    for server in [Server::elastic(), Server::fake().await] {
+        let queue = server.queue("").await;
+        assert!(within("a look", SqsPublisher::new(queue.client(), &queue.url).unwrap().look()).await.is_ok());
+        let nowhere = SqsPublisher::new(queue.client(), format!("{}-none", queue.url)).unwrap();
+        let refused = within("a look", nowhere.look()).await;
+        assert!(
+            matches!(&refused, Err(EventError::Refused { problem, .. }) if problem.contains("-none")),
+            "{refused:?}"
+        );
+        queue.until_counts([0, 0, 0]).await;
+    }
+}

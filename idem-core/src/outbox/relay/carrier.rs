@@ -47,6 +47,9 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// The same for events that wait for a person.
 const FAILURES_TOLD_EVERY: Duration = Duration::from_secs(1);
 
+/// How long a publisher may look for its destination at the start.
+const LOOKED_WITHIN: Duration = Duration::from_secs(5);
+
 /// How long a publisher may take to drop its events.
 const PURGED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -99,6 +102,7 @@ impl Carrier {
     }
 
     pub(super) async fn run(mut self) {
+        self.look().await;
         let id = loop {
             if let Some(id) = self.line.id.get() {
                 break *id;
@@ -311,6 +315,23 @@ impl Carrier {
             tokio::time::sleep(NOTING.backoff_now(tries)).await;
         }
         self.line.settled(published, failed, ends.len() as u64);
+    }
+
+    /// Warns of a destination that is not there, which only the first event would notice otherwise.
+    async fn look(&self) {
+        // An own implementation may panic; it is asked again when events go.
+        let looking = AssertUnwindSafe(async { self.route.publisher.look().await }).catch_unwind();
+        let looked = tokio::select! {
+            biased;
+            looked = tokio::time::timeout(LOOKED_WITHIN, looking) => looked,
+            () = self.stopping.stop.cancelled() => return,
+        };
+        if let Ok(Ok(Err(refused @ EventError::Refused { .. }))) = looked {
+            tracing::warn!(
+                destination = &*self.line.destination, error = %refused,
+                "events would not get to their destination; they will wait in the outbox"
+            );
+        }
     }
 
     /// Logs what an operator must know, at a limited rate, and counts steps without a confirmation.

@@ -153,7 +153,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets the form that keys must have. The profile has the default.
+    /// Sets the form that keys must have. The profile has the default. Keys of another form are refused; all others are compared as
+    /// bytes, so that one UUID in two cases is two keys.
     #[must_use]
     pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
         self.key_policy = Some(policy);

@@ -163,8 +163,11 @@ impl<S: Store> Shared<S> {
             if matches!(state, KeyState::Unknown) {
                 return Ok(None);
             }
-            if !is_under_way || Instant::now() + ASKED_EVERY >= until {
+            if !is_under_way {
                 return Ok(Some(state));
+            }
+            if Instant::now() + ASKED_EVERY >= until {
+                return if self.waits_per_key { Ok(Some(state)) } else { Err(self.held()) };
             }
             tokio::time::sleep(ASKED_EVERY).await;
         }

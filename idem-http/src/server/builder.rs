@@ -357,6 +357,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             tenant,
             hashings,
             wait: self.wait.unwrap_or(self.profile.wait),
+            waits_per_key: capabilities.waits_per_key,
             key_policy: self.key_policy.unwrap_or(self.profile.key_policy),
             profile: self.profile,
             keys_for,
@@ -378,16 +379,21 @@ impl<S: Store> IdempotencyBuilder<S> {
         if let Some((least, most)) = self.profile.keys_within {
             let rule = "this profile keeps keys for 2 to 24 hours, and the last one is left to the cleanup: at most 23";
             let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
-            if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
-                return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));
+            let value = match keys_for {
+                Retention::For(time) if (least..=most).contains(&time) => None,
+                Retention::For(time) => Some(format!("{time:?}")),
+                Retention::Forever => Some("for ever".to_owned()),
+            };
+            if let Some(value) = value {
+                return Err(ConfigError::new("keys_for", value, rule));
             }
         }
         if let Some(name) = self.kept_headers.iter().find(|name| !answer::may_be_kept(name)) {
             let rule = "this header is for one connection, client or moment: no repeat may get it";
             return Err(ConfigError::new("keeps_header", name, rule));
         }
-        if self.wait.is_some_and(|wait| wait > Duration::from_secs(60)) {
-            return Err(ConfigError::new("wait_for_owner", format!("{:?}", self.wait), "at most a minute"));
+        if let Some(wait) = self.wait.filter(|wait| *wait > Duration::from_secs(60)) {
+            return Err(ConfigError::new("wait_for_owner", format!("{wait:?}"), "it must be at most a minute"));
         }
         for (field, value) in [
             ("waiting_connections", self.waiting_connections),

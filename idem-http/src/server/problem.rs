@@ -64,6 +64,8 @@ pub(crate) enum Problem {
     FailedForNow,
     /// The database cannot be reached.
     Unavailable,
+    /// An operator has paused the service.
+    Paused,
     /// There is no room for the request, or no connection was free in time.
     Overloaded,
     /// The handler's response cannot be kept.
@@ -73,6 +75,9 @@ pub(crate) enum Problem {
     Unprotected,
     NotFound,
 }
+
+/// A pause lasts as long as an operator's work: to ask each second is of no use.
+const PAUSED_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// One row of the table: status, the last part of the type's URI, title.
 type Row = (StatusCode, &'static str, &'static str);
@@ -111,6 +116,7 @@ impl Problem {
             Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "The request failed"),
             Self::FailedForNow => (StatusCode::SERVICE_UNAVAILABLE, "failed-for-now", "The request failed for now"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The service is not available"),
+            Self::Paused => (StatusCode::SERVICE_UNAVAILABLE, "paused", "The service is paused"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The service has too much to do"),
             Self::ResponseRefused(_) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "response-refused", "The response cannot be kept")
@@ -154,7 +160,9 @@ impl Problem {
             Self::NotKept { .. } => {
                 "The operation was done, and is not done again. Its answer is not kept any more.".to_owned()
             }
-            Self::Overloaded => "This try has done nothing. Send the request again with the same key.".to_owned(),
+            Self::Paused | Self::Overloaded => {
+                "This try has done nothing. Send the request again with the same key.".to_owned()
+            }
             Self::Failed => "Nothing of the request was kept.".to_owned(),
             Self::FailedForNow => "Nothing of the request was kept. Send it again with the same key.".to_owned(),
             Self::Unavailable => {
@@ -174,6 +182,7 @@ impl Problem {
     /// When the client may try again, if that helps. Never if the same request would get the same answer.
     fn retry_after(&self, profile: &Profile) -> Option<Duration> {
         match self {
+            Self::Paused => Some(PAUSED_RETRY_AFTER.max(profile.retry_after)),
             Self::InProgress
             | Self::TooManyRequests
             | Self::BodyLate
@@ -223,6 +232,7 @@ impl Problem {
             | Self::Failed
             | Self::FailedForNow
             | Self::Unavailable
+            | Self::Paused
             | Self::Overloaded
             | Self::ResponseRefused(_)
             | Self::Unprotected
@@ -314,6 +324,7 @@ impl Problem {
             Self::Failed
             | Self::FailedForNow
             | Self::Unavailable
+            | Self::Paused
             | Self::Overloaded
             | Self::ResponseRefused(_)
             | Self::Unprotected => ("api_error", None),

@@ -120,7 +120,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         if let Some(cache) = &self.cache {
             cache.confirm(control.epoch, control.identity.clone(), asked_at);
         }
-        self.gate.obey(&self.consumer.name, &control);
+        self.gate.obey(&self.consumer.name, control);
     }
 
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {

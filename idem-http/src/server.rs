@@ -65,6 +65,8 @@ pub(crate) struct Shared<S: Store> {
     key_policy: KeyPolicy,
     strict_keys: bool,
     wait: Duration,
+    /// Whether a key that cannot be claimed is one whose request runs.
+    waits_per_key: bool,
     waiting: Arc<Semaphore>,
     tenants: Arc<Tenants>,
     flights: Arc<Flights>,

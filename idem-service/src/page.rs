@@ -187,7 +187,7 @@ fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
 
 /// The protected routes of a service over HTTP, with the outcomes of their requests.
 fn requests(page: &mut Page, served: &Served) {
-    let Served { routes, in_memory, at_database, at_database_max } = served;
+    let Served { routes, in_memory, at_database, at_database_max, .. } = served;
     page.section("Requests since the start", |page| {
         if routes.is_empty() {
             return page.classed("p", "more", "there was none to a protected route yet");

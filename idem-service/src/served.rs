@@ -1,9 +1,15 @@
 //! The requests that a service over HTTP has served, as the page shows them.
 #![cfg_attr(not(feature = "http"), allow(dead_code, reason = "nothing is served then"))]
 
-/// The counts of a service since its start.
+use std::time::Duration;
+
+use idem_core::Pause;
+
+/// The state of a service, and its counts since its start.
 #[derive(Debug, Clone)]
 pub(crate) struct Served {
+    /// Why no operation begins, and for how long already.
+    pub(crate) pause: Option<(Pause, Duration)>,
     pub(crate) routes: Vec<RouteServed>,
     /// Repeats that wait for a request of this process.
     pub(crate) in_memory: u64,

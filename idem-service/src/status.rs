@@ -12,7 +12,7 @@ use idem_core::{
     CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
     outbox::{RelayView, Relayed},
     store::RunId,
-    telemetry::{CONSUMER, READY},
+    telemetry::{CONSUMER, Metric, PAUSED, PAUSED_FOR, READY},
 };
 use idem_schema::SchemaName;
 use serde::Serialize;
@@ -163,10 +163,12 @@ impl Status {
         self.rates.recent(now)
     }
 
-    /// Why intake waits, and for how long already.
+    /// Why intake waits, or a service begins no operation, and for how long already.
     pub(crate) fn pause(&self) -> Option<(Pause, Option<Duration>)> {
-        let (view, _) = self.worker.get()?;
-        Some((view.pause()?, view.paused_for()))
+        match self.worker.get() {
+            Some((view, _)) => Some((view.pause()?, view.paused_for())),
+            None => self.served()?.pause.map(|(pause, time)| (pause, Some(time))),
+        }
     }
 
     /// For how long the broker cannot be used.
@@ -263,18 +265,20 @@ impl Status {
         if let Some((view, _)) = self.worker.get() {
             view.measure();
         }
-        // A worker sets this gauge itself.
+        // A worker sets these gauges itself.
         if self.serves.get().is_some() {
-            let is_ready = f64::from(u8::from(!self.stop.is_cancelled()));
-            metrics::gauge!(READY.name, CONSUMER => self.consumer.clone()).set(is_ready);
+            let (pause, is) = (self.pause(), |yes| f64::from(u8::from(yes)));
+            let gauge = |of: &Metric, value| metrics::gauge!(of.name, CONSUMER => self.consumer.clone()).set(value);
+            gauge(&READY, is(!self.stop.is_cancelled()));
+            gauge(&PAUSED, is(pause.is_some()));
+            gauge(&PAUSED_FOR, pause.and_then(|(_, time)| time).unwrap_or_default().as_secs_f64());
         }
     }
 
     pub(crate) fn readiness(&self) -> Readiness {
         let worker = self.worker.get();
         let has_joined = worker.is_some_and(|(view, _)| view.has_joined());
-        let pause = worker.and_then(|(view, _)| view.pause());
-        let paused_for = worker.and_then(|(view, _)| view.paused_for());
+        let (pause, paused_for) = self.pause().map_or((None, None), |(pause, time)| (Some(pause), time));
         // Where a relay is all there is, whether it can read its outbox.
         let alone = self.relay.get().filter(|_| self.serves.get().is_none()).map(RelayView::reads_outbox);
         let unreachable_for = worker.and_then(|(view, _)| view.broker_unreachable_for());

@@ -53,8 +53,12 @@ pub(crate) trait Books: Store {
     /// They connect when they are used.
     fn readers(url: &str) -> Result<Self::Readers, sqlx::Error>;
 
-    /// Writes a transaction, and changes the balance by it.
-    fn record(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<Recorded, Self::Error>> + Send;
+    /// Writes a transaction, and changes the balance by it. `None` where that would be more than a balance can be; what was written
+    /// is to be taken back then.
+    fn record(
+        tx: &mut Tx<'_, Self>,
+        order: &Order,
+    ) -> impl Future<Output = Result<Option<Recorded>, Self::Error>> + Send;
 
     /// Writes that an order was declined.
     fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<(), Self::Error>> + Send;

@@ -39,6 +39,7 @@ pub(crate) const RECORD: &str = "
 pub(crate) const ADD: &str = "
     INSERT INTO balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
     DO UPDATE SET cents = balances.cents + excluded.cents
+    WHERE balances.cents <= 9223372036854775807 - excluded.cents
     RETURNING cents";
 
 pub(crate) const DECLINE: &str =
@@ -56,12 +57,13 @@ impl Books for PostgresStore {
         PgPoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
     }
 
-    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, sqlx::Error> {
+    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Option<Recorded>, sqlx::Error> {
         let Order { tenant, key, customer, cents } = order;
         let record = query_as(RECORD).bind(key).bind(tenant).bind(customer).bind(cents);
         let (id, day) = record.fetch_one(tx.connection()).await?;
-        let balance = query_scalar(ADD).bind(tenant).bind(customer).bind(cents).fetch_one(tx.connection()).await?;
-        Ok(Recorded { id, day, balance })
+        let add = query_scalar(ADD).bind(tenant).bind(customer).bind(cents);
+        let balance: Option<i64> = add.fetch_optional(tx.connection()).await?;
+        Ok(balance.map(|balance| Recorded { id, day, balance }))
     }
 
     async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), sqlx::Error> {

@@ -46,6 +46,11 @@ pub(crate) fn no_amount(cents: i64) -> Response {
     problem(StatusCode::UNPROCESSABLE_ENTITY, "no-amount", "The transaction has no amount", &detail)
 }
 
+pub(crate) fn balance_too_large(cents: i64) -> Response {
+    let detail = format!("cents is {cents}, and the customer's balance would be more than a balance can be");
+    problem(StatusCode::UNPROCESSABLE_ENTITY, "balance-too-large", "The balance would be too large", &detail)
+}
+
 pub(crate) fn over_limit(cents: i64, limit: i64) -> Response {
     let detail = format!("cents is {cents}, and may be {limit} at most");
     problem(StatusCode::PAYMENT_REQUIRED, "over-limit", "The transaction was declined", &detail)

@@ -19,11 +19,11 @@ impl Books for PostgresStore {
         idem_sqlx::PostgresStore::readers(url)
     }
 
-    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, RunStatementError> {
+    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Option<Recorded>, RunStatementError> {
         let Order { tenant, key, customer, cents } = order;
         let recorded = tx.connection().query_one(RECORD, &[key, tenant, customer, cents]).await?;
-        let balance = tx.connection().query_one(ADD, &[tenant, customer, cents]).await?.try_get(0)?;
-        Ok(Recorded { id: recorded.try_get(0)?, day: recorded.try_get(1)?, balance })
+        let Some(added) = tx.connection().query_opt(ADD, &[tenant, customer, cents]).await? else { return Ok(None) };
+        Ok(Some(Recorded { id: recorded.try_get(0)?, day: recorded.try_get(1)?, balance: added.try_get(0)? }))
     }
 
     async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), RunStatementError> {

@@ -37,6 +37,9 @@ pub(crate) struct Payments {
     limit: i64,
 }
 
+/// The form of a body, for those who have sent another one.
+const FORM: &str = "the body must be {\"customer\": \"…\", \"cents\": …} in JSON";
+
 /// The body of a request.
 #[derive(Deserialize)]
 struct Asked {
@@ -69,13 +72,15 @@ async fn create<S: Books>(
 ) -> Result<Response, StepError> {
     let Payments { announce, limit } = shared.payments.clone();
     let (customer, cents) = match serde_json::from_slice(&body) {
+        // An array of the members in their order would be read too.
+        Ok(_) if !body.trim_ascii().starts_with(b"{") => return Ok(problems::malformed(FORM)),
         // The database cannot store a NUL.
         Ok(Asked { customer, cents }) if (1..=200).contains(&customer.chars().count()) && !customer.contains('\0') => {
             (customer, cents)
         }
         // Nothing was decided, so nothing is kept: the corrected request may have the same key.
         Ok(_) => return Ok(problems::malformed("customer must have 1 to 200 characters, of which none is NUL")),
-        Err(_) => return Ok(problems::malformed("the body must be {\"customer\": \"…\", \"cents\": …} in JSON")),
+        Err(_) => return Ok(problems::malformed(FORM)),
     };
     if cents <= 0 {
         // A decision: every repeat with this key is refused again.
@@ -90,7 +95,10 @@ async fn create<S: Books>(
         return Ok(problems::over_limit(cents, limit));
     }
     let asked = order.clone();
-    let recorded = idem.with(|tx| Box::pin(async move { S::record(tx, &asked).await })).await?;
+    let Some(recorded) = idem.with(|tx| Box::pin(async move { S::record(tx, &asked).await })).await? else {
+        idem.refuse();
+        return Ok(problems::balance_too_large(cents));
+    };
     if let Some(destination) = announce {
         idem.publish(event(&destination, &order, &recorded)).await?;
     }

@@ -21,6 +21,7 @@ use crate::{
     outbox::{Destination, PublishRules, RESULT_BYTES_MAX, Seal},
     store::{Retention, Store, StoreCapabilities},
     telemetry::UnitMetrics,
+    worker::IntakeGate,
 };
 
 /// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
@@ -346,7 +347,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         }
         self.publishing.result_bytes_max.get_or_insert(RESULT_BYTES_MAX);
         let final_errors = self.final_errors;
-        Ok(RunOnce { inner: self.with_work(Work::OfCall)?.inner, final_errors })
+        let gate = Arc::new(IntakeGate::new());
+        Ok(RunOnce { inner: self.with_work(Work::OfCall)?.inner, final_errors, gate })
     }
 
     fn with_work(self, work: Work<S>) -> Result<DedupConsumer<S>, ConfigError> {

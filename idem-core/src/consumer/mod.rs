@@ -5,6 +5,7 @@ mod append;
 mod builder;
 mod claim;
 mod conflicts;
+mod controls;
 mod dedupe;
 mod guard;
 mod handlers;

@@ -22,6 +22,7 @@ use crate::{
     outcome::{ConflictKind, Decision, Failure},
     spawn,
     store::{Recorded, Store, Tx},
+    worker::{IntakeGate, Pause},
 };
 
 /// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
@@ -56,11 +57,13 @@ use crate::{
 pub struct RunOnce<S: Store> {
     pub(super) inner: Arc<Inner<S>>,
     pub(super) final_errors: bool,
+    /// Closed while an operator has paused it.
+    pub(super) gate: Arc<IntakeGate>,
 }
 
 impl<S: Store> Clone for RunOnce<S> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), final_errors: self.final_errors }
+        Self { inner: Arc::clone(&self.inner), final_errors: self.final_errors, gate: Arc::clone(&self.gate) }
     }
 }
 
@@ -185,6 +188,10 @@ pub enum RunOnceError {
     /// This consumer does not accept the key, the tenant or the payload. Nothing ran.
     #[error("{0}")]
     Refused(Failure),
+    /// An operator has paused it, as [`obey_control`](RunOnce::obey_control) has read, and the operation was not done. Nothing ran;
+    /// ask again with the same key.
+    #[error("{0}")]
+    Paused(Pause),
     /// The work failed, or did not end in time. Nothing was written, and the next call with the key runs it.
     #[error("{0}")]
     Failed(Failure),
@@ -351,14 +358,18 @@ impl<S: Store> RunOnce<S> {
         let item = self.identified(message).await?;
         let mut own = OwnSession::of(&self.inner).await;
         let final_errors = self.final_errors;
+        // Asked for here, after the wait for a connection, which may be a long one.
+        let pause = self.gate.pause();
         #[cfg(feature = "bugs")]
         let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
         let ended = spawn::finished(async move {
             let expected = own.inner.expected(&item);
-            let recorded = if expected == Expected::First { None } else { own.recorded(&item).await };
-            let (decision, result) = match recorded {
-                Some(recorded) => recorded,
-                None => {
+            let is_looked_up = expected != Expected::First || pause.is_some();
+            let recorded = if is_looked_up { own.recorded(&item).await } else { None };
+            let (decision, result) = match (recorded, pause) {
+                (Some(recorded), _) => recorded,
+                (None, Some(pause)) => return Err(RunOnceError::Paused(pause)),
+                (None, None) => {
                     let work = OfCall(work);
                     let works: [&dyn DynHandler<S>; 1] = [&work];
                     let mut answers = Answers::new(&works, final_errors);

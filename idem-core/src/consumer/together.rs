@@ -98,7 +98,9 @@ impl<S: Store> SharedUnit<S> {
         let Self { runs, own } = self;
         let mut ended: Vec<Ended> = calls.iter().map(|_| None).collect();
         let is_registered = runs.inner.register(None).await.is_ok();
-        if !is_registered || runs.check_sharing().is_err() || runs.inner.calls_run_alone.get().is_some() {
+        // Alone, a call finds out by itself that it has to wait.
+        let is_paused = runs.gate.is_paused();
+        if !is_registered || is_paused || runs.check_sharing().is_err() || runs.inner.calls_run_alone.get().is_some() {
             return ended;
         }
         let mut company = Company { places: Vec::new(), items: Vec::new(), works: Vec::new() };

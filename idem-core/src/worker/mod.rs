@@ -30,7 +30,6 @@ use futures_util::future;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::view::Limiter;
 pub use self::{
     builder::WorkerBuilder,
     pause::Pause,
@@ -40,12 +39,12 @@ use self::{
     committed_keys::CommittedKeys,
     in_flight::InFlight,
     lane::{Lane, LaneCount},
-    pause::IntakeGate,
     quota::Quota,
     settler::Settlement,
     shared::Shared,
     view::{Incidents, LogLimiter, Stats, Waits},
 };
+pub(crate) use self::{pause::IntakeGate, view::Limiter};
 use crate::{
     config::WorkerSettings,
     consumer::DedupConsumer,
@@ -376,7 +375,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     async fn obey_control(&self, shared: &Shared<S, B>) {
         let asked_at = Instant::now();
         if let Ok(control) = shared.consumer.store.bookkeeping().control(shared.scope).await {
-            shared.obey(control, asked_at);
+            shared.obey(&control, asked_at);
         }
     }
 }

@@ -11,7 +11,11 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::{dead_letter::Breaker, store::ControlState};
+use crate::{
+    dead_letter::Breaker,
+    message::ConsumerName,
+    store::{Control, ControlState},
+};
 
 /// How long the breaker waits between two probes.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -226,6 +230,16 @@ impl IntakeGate {
     pub(crate) async fn resumed(&self) {
         // The sender lives in `self`, so this cannot fail.
         let _ = self.state.subscribe().wait_for(|state| state.control == ControlState::Running).await;
+    }
+
+    /// Obeys the operators' control, and logs a change of it.
+    pub(crate) fn obey(&self, consumer: &ConsumerName, control: &Control) {
+        let why = format!("{}: {}", control.by, control.reason);
+        if self.set_control(control.state, &why) {
+            tracing::warn!(
+                idem.consumer = %consumer, state = control.state.as_str(), why, "the consumer's control changed"
+            );
+        }
     }
 
     /// Answers whether this changed anything.

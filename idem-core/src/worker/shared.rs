@@ -115,17 +115,12 @@ impl<S: Store, B: Source> Shared<S, B> {
     }
 
     /// Obeys the operators' controls, which were read after `asked_at`.
-    pub(super) fn obey(&self, control: Control, asked_at: Instant) {
+    pub(super) fn obey(&self, control: &Control, asked_at: Instant) {
         self.consumer.clock.set(control.now);
         if let Some(cache) = &self.cache {
-            cache.confirm(control.epoch, control.identity, asked_at);
+            cache.confirm(control.epoch, control.identity.clone(), asked_at);
         }
-        let why = format!("{}: {}", control.by, control.reason);
-        if self.gate.set_control(control.state, &why) {
-            tracing::warn!(
-                idem.consumer = %self.consumer.name, state = control.state.as_str(), why, "the consumer's control changed"
-            );
-        }
+        self.gate.obey(&self.consumer.name, control);
     }
 
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {

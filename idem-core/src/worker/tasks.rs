@@ -44,11 +44,10 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             // A lane halted the consumer while the controls were read: they are out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
-                let (state, there) = (control.state, control.identity.clone());
                 // Keys that are remembered of another server go first: interning may take its time.
-                shared.obey(control, asked_at);
-                interned_there(&shared, &mut server, &there).await;
-                if state == ControlState::Running {
+                shared.obey(&control, asked_at);
+                interned_there(&shared, &mut server, &control.identity).await;
+                if control.state == ControlState::Running {
                     take_replays(&shared, &lanes).await;
                 }
             }

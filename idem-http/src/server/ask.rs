@@ -126,7 +126,7 @@ impl<S: Store> Shared<S> {
         let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
         self.check_headers(&parts.headers)?;
         let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
-        let key = key::formed(&key, self.key_policy).map_err(Problem::KeyMalformed)?;
+        let key = key::formed(key, self.key_policy).map_err(Problem::KeyMalformed)?;
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
         let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
@@ -175,8 +175,11 @@ impl<S: Store> Shared<S> {
             if matches!(state, KeyState::Unknown) {
                 return Ok(None);
             }
-            if !is_under_way || Instant::now() + ASKED_EVERY >= until {
+            if !is_under_way {
                 return Ok(Some(state));
+            }
+            if Instant::now() + ASKED_EVERY >= until {
+                return if self.waits_per_key { Ok(Some(state)) } else { Err(self.held()) };
             }
             tokio::time::sleep(ASKED_EVERY).await;
         }

@@ -153,7 +153,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets the form that keys must have. The profile has the default.
+    /// Sets the form that keys must have. The profile has the default. Keys of another form are refused; all others are compared as
+    /// bytes, so that one UUID in two cases is two keys.
     #[must_use]
     pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
         self.key_policy = Some(policy);
@@ -367,6 +368,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             tenant,
             hashings,
             wait: self.wait.unwrap_or(self.profile.wait),
+            waits_per_key: capabilities.waits_per_key,
             key_policy: self.key_policy.unwrap_or(self.profile.key_policy),
             profile: self.profile,
             keys_for,
@@ -387,8 +389,13 @@ impl<S: Store> IdempotencyBuilder<S> {
         if let Some((least, most)) = self.profile.keys_within {
             let rule = "this profile keeps keys for 2 to 24 hours, and the last one is left to the cleanup: at most 23";
             let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
-            if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
-                return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));
+            let value = match keys_for {
+                Retention::For(time) if (least..=most).contains(&time) => None,
+                Retention::For(time) => Some(format!("{time:?}")),
+                Retention::Forever => Some("for ever".to_owned()),
+            };
+            if let Some(value) = value {
+                return Err(ConfigError::new("keys_for", value, rule));
             }
         }
         if self.answers_by_subject && self.secrets.is_empty() {
@@ -400,8 +407,8 @@ impl<S: Store> IdempotencyBuilder<S> {
             let rule = "this header is for one connection, client or moment: no repeat may get it";
             return Err(ConfigError::new("keeps_header", name, rule));
         }
-        if self.wait.is_some_and(|wait| wait > Duration::from_secs(60)) {
-            return Err(ConfigError::new("wait_for_owner", format!("{:?}", self.wait), "at most a minute"));
+        if let Some(wait) = self.wait.filter(|wait| *wait > Duration::from_secs(60)) {
+            return Err(ConfigError::new("wait_for_owner", format!("{wait:?}"), "it must be at most a minute"));
         }
         for (field, value) in [
             ("waiting_connections", self.waiting_connections),

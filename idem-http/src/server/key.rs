@@ -23,14 +23,15 @@ pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result
         return Err(KeyFault::Malformed("the header stands there more than once"));
     }
     let text = read(received.as_bytes(), strict).map_err(KeyFault::Malformed)?;
-    formed(&text, policy).map_err(KeyFault::Malformed)
+    formed(text, policy).map_err(KeyFault::Malformed)
 }
 
-/// The key, checked against the form that the service requires.
-pub(crate) fn formed(text: &str, policy: KeyPolicy) -> Result<String, &'static str> {
-    let key = idem_core::IdempotencyKey::new(text).map_err(|_| "the key is longer than 255 bytes")?;
-    let key = policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
-    Ok(key.as_str().to_owned())
+/// The key, checked against the form that the service requires. It stays as it was sent, whatever the form: a service that changes its
+/// profile would not find its own records otherwise, and would run their operations again (W130).
+pub(crate) fn formed(text: String, policy: KeyPolicy) -> Result<String, &'static str> {
+    let key = idem_core::IdempotencyKey::new(&text).map_err(|_| "the key is longer than 255 bytes")?;
+    policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
+    Ok(text)
 }
 
 /// The key in a header's value or in a path. Different values give different keys, except that quotes make no difference.

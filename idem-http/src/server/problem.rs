@@ -1,6 +1,6 @@
 //! The answers to requests that did not run: problems of RFC 9457, with their texts in each profile.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -67,6 +67,8 @@ pub(crate) enum Problem {
     FailedForNow,
     /// The database cannot be reached.
     Unavailable,
+    /// An operator has paused the service.
+    Paused,
     /// There is no room for the request, or no connection was free in time.
     Overloaded,
     /// The handler's response cannot be kept.
@@ -77,6 +79,9 @@ pub(crate) enum Problem {
     NotFound,
 }
 
+/// A pause lasts as long as an operator's work: to ask each second is of no use.
+const PAUSED_RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// The facts of one kind of problem.
 struct Row {
     status: StatusCode,
@@ -85,6 +90,8 @@ struct Row {
     title: &'static str,
     /// Whether the same request may get another answer later.
     comes_again: bool,
+    /// `Retry-After` is no less.
+    after: Duration,
     /// The code and the reason of the platform rules, if they have one.
     guardia: Option<(&'static str, &'static str)>,
     /// The type and the code that Stripe's libraries read.
@@ -93,7 +100,15 @@ struct Row {
 
 impl Row {
     const fn new(status: StatusCode, slug: &'static str, title: &'static str) -> Self {
-        Self { status, slug, title, comes_again: false, guardia: None, stripe: ("invalid_request_error", None) }
+        Self {
+            status,
+            slug,
+            title,
+            comes_again: false,
+            after: Duration::ZERO,
+            guardia: None,
+            stripe: ("invalid_request_error", None),
+        }
     }
 
     /// The handler or the service is at fault, and another try would fail too.
@@ -108,6 +123,10 @@ impl Row {
 
     const fn comes_again(self) -> Self {
         Self { comes_again: true, ..self }
+    }
+
+    const fn after(self, after: Duration) -> Self {
+        Self { after, ..self }
     }
 
     const fn guardia(self, code: &'static str, reason: &'static str) -> Self {
@@ -185,6 +204,7 @@ impl Problem {
             Self::Failed => Row::failed("failed", "The request failed"),
             Self::FailedForNow => Row::not_now("failed-for-now", "The request failed for now"),
             Self::Unavailable => Row::not_now("unavailable", "The service is not available"),
+            Self::Paused => Row::not_now("paused", "The service is paused").after(PAUSED_RETRY_AFTER),
             Self::Overloaded => Row::not_now("overloaded", "The service has too much to do"),
             Self::ResponseRefused(_) => Row::failed("response-refused", "The response cannot be kept"),
             Self::Unprotected => Row::failed("unprotected", "The operation is not protected"),
@@ -237,7 +257,9 @@ impl Problem {
             Self::NotKept { .. } => {
                 "The operation was done, and is not done again. Its answer is not kept any more.".to_owned()
             }
-            Self::Overloaded => "This try has done nothing. Send the request again with the same key.".to_owned(),
+            Self::Paused | Self::Overloaded => {
+                "This try has done nothing. Send the request again with the same key.".to_owned()
+            }
             Self::Failed => "Nothing of the request was kept.".to_owned(),
             Self::FailedForNow => "Nothing of the request was kept. Send it again with the same key.".to_owned(),
             Self::Unavailable => {
@@ -298,7 +320,7 @@ impl Problem {
             headers.insert(header::LINK, link);
         }
         if row.comes_again {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(profile.retry_after.as_secs().max(1)));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(profile.retry_after.max(row.after).as_secs().max(1)));
         }
         if matches!(self, Self::SafeMethod) {
             headers.insert(header::ALLOW, HeaderValue::from_static("POST, PUT, PATCH, DELETE"));
@@ -390,6 +412,7 @@ mod tests {
             Problem::Failed,
             Problem::FailedForNow,
             Problem::Unavailable,
+            Problem::Paused,
             Problem::Overloaded,
             Problem::ResponseRefused(""),
             Problem::Unprotected,

@@ -264,6 +264,16 @@ impl<S: Store> Shared<S> {
         }
     }
 
+    /// The problem where a key could not be claimed. Where one unit writes at a time, whatever writes keeps every key from being claimed,
+    /// so that nothing is known of this one.
+    pub(crate) fn held(&self) -> Problem {
+        if self.waits_per_key {
+            return Problem::InProgress;
+        }
+        tracing::warn!({ idem.consumer = %self.engine.name() }, "no key can be claimed while the database is written to");
+        Problem::Unavailable
+    }
+
     /// The problem that explains why there is no answer.
     fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
         match error {
@@ -276,7 +286,7 @@ impl<S: Store> Shared<S> {
                     part => Problem::Differs(part),
                 }
             }
-            RunOnceError::Busy => Problem::InProgress,
+            RunOnceError::Busy => self.held(),
             RunOnceError::NotKept { recorded, why } => not_kept(&recorded, why),
             RunOnceError::Refused(failure) => {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "a request was refused: {failure}");
@@ -286,6 +296,8 @@ impl<S: Store> Shared<S> {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "a handler failed: {failure}");
                 if comes_again(&failure) { Problem::FailedForNow } else { Problem::Failed }
             }
+            // The change to it was logged.
+            RunOnceError::Paused(_) => Problem::Paused,
             RunOnceError::Unavailable(failure) => {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "the database cannot be asked: {failure}");
                 Problem::Unavailable

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use clap::{Args as _, Command, FromArgMatches as _};
-use idem_core::{BoxError, Cleanup, Relay, Store};
+use idem_core::{BoxError, CancellationToken, Cleanup, Relay, RunOnce, Store};
 use tokio::net::TcpListener;
 
 use super::{Api, HttpService, Opened, Parts, flags::HttpFlags, overdue, server};
@@ -21,6 +21,9 @@ use crate::{
     status::{Identity, Status},
     stores::Kind,
 };
+
+/// How often the operators' controls are read, as often as a worker does.
+const CONTROLS_EVERY: Duration = Duration::from_secs(2);
 
 /// The settings read from the command line.
 struct Line<A> {
@@ -123,7 +126,9 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     let routes = (api.routes)(opened).map_err(|error| Failure::refused(texts(&error)))?;
     let prepare = async || {
         D::prepare(&store, flags.for_database(name), api.tables).await?;
-        Ok(idempotency.start().await?)
+        idempotency.start().await?;
+        // A pause that was set before this start counts before anything is served.
+        Ok(idempotency.engine().obey_control().await?)
     };
     if database::reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
@@ -137,6 +142,7 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     }
     let stop = status.stop.clone().cancelled_owned();
     status.supervise("cleanup lag", overdue::measure(store.cleaner(), name, idempotency.cleanup_lag_max(), stop));
+    status.supervise("controls", controls(idempotency.engine().clone(), status.stop.clone()));
     let relaying = relay.map(|relay| {
         status.relaying(relay.view());
         tokio::spawn(relay.run(status.stop.clone().cancelled_owned()))
@@ -150,10 +156,22 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     };
     hooks.stop().await;
     served.map_err(|left| {
-        let line = format!("{left} connections had requests that did not end within --drain; nothing of them is kept");
+        let line = format!(
+            "{left} connections had requests that were not answered within --drain; what was committed of them stays, and nothing else: \
+             their clients learn it by their keys"
+        );
         Failure::new(Exit::DrainDeadline, line)
     })?;
     relayed.map_err(|error| Failure::new(exit::of_relay(&error), texts(&error.into())))
+}
+
+/// Obeys the operators' controls until the stop, as a worker does.
+async fn controls<S: Store>(engine: RunOnce<S>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(CONTROLS_EVERY)).await.is_some() {
+        if let Err(error) = engine.obey_control().await {
+            tracing::debug!(idem.consumer = %engine.name(), %error, "the controls cannot be read");
+        }
+    }
 }
 
 /// A port alone is one of this machine's.
@@ -205,6 +223,7 @@ fn served<S: Store>(idempotency: &idem_http::Idempotency<S>) -> Served {
         route: counts.route,
     };
     Served {
+        pause: idempotency.engine().pause(),
         routes: idempotency.routes().into_iter().map(of).collect(),
         in_memory: waiting.in_memory,
         at_database: waiting.at_database,

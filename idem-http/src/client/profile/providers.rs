@@ -46,6 +46,7 @@ impl Profile {
             .status(StatusCode::CONFLICT, Meaning::Refused)
             // Rolled back, and nothing kept: the first may succeed later, the others cannot.
             .word("/type", "failed-for-now", Meaning::NotYet)
+            .word("/type", "paused", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)
             // It may have been done, and each try may do it again.

@@ -18,7 +18,7 @@ use super::{
     support::{Runs, Seen, builder, held, request, request_of, route, send},
 };
 
-async fn ask<S: Store>(service: &AskService<S>, token: &str, path: &str, prefer: &str) -> Seen {
+pub(crate) async fn ask<S: Store>(service: &AskService<S>, token: &str, path: &str, prefer: &str) -> Seen {
     let request = Request::get(path)
         .header("authorization", format!("Bearer {token}"))
         .header("prefer", prefer)

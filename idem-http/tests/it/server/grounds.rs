@@ -124,7 +124,7 @@ impl Sql for Sqlite {
 }
 
 impl Sqlite {
-    async fn connect(&self) -> sqlx::SqliteConnection {
+    pub(crate) async fn connect(&self) -> sqlx::SqliteConnection {
         sqlx::SqliteConnection::connect(&format!("sqlite://{}?mode=rwc", self.path.display())).await.unwrap()
     }
 }

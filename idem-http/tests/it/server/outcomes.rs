@@ -5,16 +5,16 @@ use std::{sync::Arc, time::Duration};
 use axum::{Router, routing::post};
 use http::Uri;
 use idem_core::{
-    ErrorClass, HandlerError, Tx,
+    ConsumerName, ErrorClass, HandlerError, Tenant, Tx,
     bugs::{self, Bug},
-    store::{Expiring, Removal, Removed, Store as _},
+    store::{Bookkeeping as _, ControlState, Expiring, Removal, Removed, Store as _},
 };
 use idem_http::{Idem, Idempotency, StepError};
 use idem_testkit::{Fault, Operation};
 use sqlx::Connection as _;
 
 use super::{
-    grounds::{Ground, Memory, Postgres, Sql, url},
+    grounds::{Ground, Memory, Postgres, Sql, Sqlite, url},
     support::{Handler, Runs, Seen, builder, held, request, route, send},
 };
 
@@ -154,6 +154,55 @@ async fn w16_without_a_database_nothing_runs() {
     let refused = super::support::Seen::of(tower::ServiceExt::oneshot(route, request("k", "one")).await.unwrap()).await;
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{refused:?}");
     assert!(refused.json()["type"].as_str().unwrap().ends_with("#unavailable"));
+}
+
+/// W131: while an operator has paused the service, no operation begins, one that was done is answered as ever, and a resume ends it.
+#[tokio::test]
+async fn w131_a_paused_service_begins_nothing() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    payments.start().await.unwrap();
+    let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]));
+    let first = send::<Memory>(&route, request("k", "one")).await;
+    let (store, name) = (ground.store(), ConsumerName::new("payments").unwrap());
+    let scope = store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap();
+    let control = async |state| {
+        store.bookkeeping().set_control(scope, state, "ada", "the ledger is read only").await.unwrap();
+        payments.engine().obey_control().await.unwrap();
+    };
+    for state in [ControlState::Paused, ControlState::Halted] {
+        control(state).await;
+        assert!(payments.engine().pause().is_some());
+        let refused = send::<Memory>(&route, request("new", "two")).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")), "{refused:?}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("#paused"));
+        assert_eq!(super::ask::ask(&asks, "acme", "/idempotency/new", "").await.status, 404, "nothing was claimed");
+        let repeat = send::<Memory>(&route, request("k", "one")).await;
+        assert_eq!((repeat.status, &repeat.body), (first.status, &first.body), "{repeat:?}");
+    }
+    assert_eq!(runs.begun(), 1);
+    control(ControlState::Running).await;
+    assert_eq!(send::<Memory>(&route, request("new", "two")).await.status, 201);
+    assert_eq!(ground.paid().await, ["one", "two"]);
+}
+
+/// W132: whatever writes to SQLite keeps every key from being claimed, so that a key is not in progress for that: nothing is known of it.
+#[tokio::test]
+async fn w132_a_locked_database_says_nothing_about_a_key() {
+    let (ground, runs) = (Sqlite::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    payments.start().await.unwrap();
+    let (route, asks) = (route::<Sqlite>(&payments, &runs), payments.asks(["POST /t"]));
+    let mut other = ground.connect().await;
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    let refused = send::<Sqlite>(&route, request("k", "one")).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{refused:?}");
+    assert!(refused.json()["type"].as_str().unwrap().ends_with("#unavailable"));
+    let asked = super::ask::ask(&asks, "acme", "/idempotency/k", "").await;
+    assert_ne!(asked.json()["state"], "in_progress", "{asked:?}");
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    assert_eq!(send::<Sqlite>(&route, request("k", "one")).await.status, 201);
+    assert_eq!((runs.begun(), ground.paid().await), (1, vec!["one".to_owned()]));
 }
 
 /// The answer to the commit is lost, on either side of it: the engine finds out, and there is one effect.

@@ -55,9 +55,9 @@ async fn w23_guardia_answers_with_its_codes() {
         assert_eq!(malformed.json()["reason"], "IDEMPOTENCY_KEY_REQUIRED");
     }
     let first = send::<Memory>(&route, request(KEY, "one")).await;
-    let again = send::<Memory>(&route, request(&KEY.to_uppercase(), "one")).await;
-    assert_eq!((again.status, &again.body), (first.status, &first.body), "one UUID in two cases is one key");
-    assert_eq!(again.header("idempotency-key"), Some(&*KEY.to_uppercase()), "as it was received");
+    let again = send::<Memory>(&route, request(KEY, "one")).await;
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    assert_eq!(again.header("idempotency-key"), Some(KEY), "as it was received");
     let at = again.header("last-modified").unwrap();
     assert!(at.ends_with(" GMT") && at.len() == 29, "{at}");
     assert_eq!((again.header("idempotency-processed-at"), first.header("last-modified")), (None, None));
@@ -78,6 +78,25 @@ async fn w23_guardia_answers_with_its_codes() {
          Idempotency-Key is in progress\",\"type\":\"/problems/in-progress\"}"
     );
     assert_eq!(ground.paid().await, ["one", "one"]);
+}
+
+/// W130: a service that changes its profile, or has another one in another process, finds the records of all: a key is its bytes.
+#[tokio::test]
+async fn w130_a_key_is_the_same_in_every_profile() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let profiles = [Profile::guardia(), Profile::ietf(), Profile::stripe(), Profile::guardia()];
+    for (key, body) in [(KEY.to_owned(), "lower"), (KEY.to_uppercase(), "upper")] {
+        let mut first: Option<Seen> = None;
+        for profile in &profiles {
+            let payments = builder(&ground).profile(profile.clone()).build().unwrap();
+            let seen = send::<Memory>(&route::<Memory>(&payments, &runs), request(&key, body)).await;
+            assert_eq!(seen.body, first.get_or_insert_with(|| seen.clone()).body, "{key}: {profile:?}");
+            let asks = payments.asks(["POST /t"]);
+            let asked = super::ask::ask(&asks, "acme", &format!("/idempotency/{key}"), "").await;
+            assert_eq!(asked.status, 200, "{key}: {profile:?}: {asked:?}");
+        }
+    }
+    assert_eq!(ground.paid().await, ["lower", "upper"]);
 }
 
 /// By itself the profile waits for the first request, so that all of three at once get its answer.

@@ -1,0 +1,38 @@
+//! The operators' controls, as a [`RunOnce`] obeys them.
+
+use std::time::Duration;
+
+use super::RunOnce;
+use crate::{
+    error::StoreError,
+    store::{Bookkeeping as _, Store},
+    worker::Pause,
+};
+
+impl<S: Store> RunOnce<S> {
+    /// Reads the operators' control of this name, and obeys it until the next call: while it is paused or halted, no work begins.
+    /// The answer of an operation that was done is given as ever, any other call is [`RunOnceError::Paused`](crate::RunOnceError::Paused),
+    /// and work that is under way goes on.
+    ///
+    /// A [`Worker`](crate::Worker) reads it every two seconds; whatever calls the work has to do the same, since nothing else reads
+    /// it here. `HttpService` of `idem-service` does.
+    ///
+    /// # Errors
+    /// [`StoreError`]. The control that was read last is obeyed on.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn obey_control(&self) -> Result<(), StoreError> {
+        let scope = self.inner.register(None).await?.scope;
+        let control = self.inner.store.bookkeeping().control(scope).await?;
+        self.inner.clock.set(control.now);
+        self.gate.obey(&self.inner.name, &control);
+        Ok(())
+    }
+
+    /// Why no work begins, by the control that was read last, and for how long already; `None` while it does.
+    #[must_use]
+    pub fn pause(&self) -> Option<(Pause, Duration)> {
+        Some((self.gate.pause()?, self.gate.paused_for().unwrap_or_default()))
+    }
+}

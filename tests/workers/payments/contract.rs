@@ -4,7 +4,7 @@ use tokio::task::JoinSet;
 
 use super::{
     client::{Answer, Cut, Request},
-    fixture::{Books, Fixture, PROGRAM, insist, start, until},
+    fixture::{Api, Books, Fixture, PROGRAM, insist, start, until},
     seen::waiting,
     worker::Worker,
 };
@@ -280,15 +280,20 @@ async fn w57_a_client_that_is_gone_asks_again() {
     fixture.remove().await;
 }
 
-/// W58: the same on SQLite, which is a file.
-#[tokio::test(flavor = "multi_thread")]
-async fn w58_sqlite_keeps_the_same_promise() {
+/// A new folder for a file, and the arguments of a service on it.
+fn on_sqlite(limit: &str) -> (std::path::PathBuf, Vec<String>) {
     let folder =
         std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("payments-{:08x}", fastrand::u32(..)));
     std::fs::create_dir_all(&folder).expect("a folder");
     let url = format!("sqlite://{}", folder.join("payments.db").display());
-    let own = ["--listen", "127.0.0.1:0", "--database-url", &url, "--migrate", "--create-tables", "--limit", "10000"];
-    let arguments: Vec<String> = own.into_iter().map(str::to_owned).collect();
+    let own = ["--listen", "127.0.0.1:0", "--database-url", &url, "--migrate", "--create-tables", "--limit", limit];
+    (folder, own.into_iter().map(str::to_owned).collect())
+}
+
+/// W58: the same on SQLite, which is a file.
+#[tokio::test(flavor = "multi_thread")]
+async fn w58_sqlite_keeps_the_same_promise() {
+    let (folder, arguments) = on_sqlite("10000");
     let api = start(&arguments, &[], &folder.join("api.log")).await;
     let request = Request::pay("order-1", "00001", 1177);
     let first = request.answer(&api.address).await;
@@ -308,6 +313,47 @@ async fn w58_sqlite_keeps_the_same_promise() {
     assert_eq!((again.status, again.text()), (201, first.text()));
     assert!(api.stop().await.status.success());
     std::fs::remove_dir_all(&folder).expect("its folder goes");
+}
+
+/// W133: an order that no balance can hold is refused for good and leaves nothing, on each store.
+#[tokio::test(flavor = "multi_thread")]
+async fn w133_a_balance_that_would_be_too_large_is_refused() {
+    let fixture = Fixture::new("http").await;
+    let largest = i64::MAX.to_string();
+    for (number, store) in ["sqlx", "tokio-postgres"].into_iter().enumerate() {
+        let api = fixture.start(&["--store", store, "--limit", &largest]).await;
+        let customer = format!("0000{number}");
+        assert_eq!(
+            Request::pay(&format!("largest-{number}"), &customer, i64::MAX).answer(&api.address).await.status,
+            201
+        );
+        refused_for_good(&api, &format!("one-more-{number}"), &customer).await;
+        // Members in their order, without their names.
+        let unnamed = Request::post(&format!("unnamed-{number}"), "[\"00009\", 5]");
+        assert_eq!(unnamed.answer(&api.address).await.status, 400);
+        assert!(api.stop().await.status.success());
+    }
+    let count = "SELECT (SELECT count(*) FROM transactions), (SELECT count(*) FROM balances WHERE cents = $1)";
+    let books: (i64, i64) = sqlx::query_as(count).bind(i64::MAX).fetch_one(fixture.pool()).await.expect("the books");
+    assert_eq!(books, (2, 2), "of what was refused nothing is there");
+    fixture.remove().await;
+
+    let (folder, arguments) = on_sqlite(&largest);
+    let api = start(&arguments, &[], &folder.join("api.log")).await;
+    assert_eq!(Request::pay("largest", "00001", i64::MAX).answer(&api.address).await.status, 201);
+    refused_for_good(&api, "one-more", "00001").await;
+    let balance = Request::pay("other", "00002", 5).answer(&api.address).await;
+    assert_eq!(balance.json()["balance"], 5, "{balance:?}");
+    assert!(api.stop().await.status.success());
+    std::fs::remove_dir_all(&folder).expect("its folder goes");
+}
+
+async fn refused_for_good(api: &Api, key: &str, customer: &str) {
+    for replayed in ["false", "true"] {
+        let refused = Request::pay(key, customer, 1).answer(&api.address).await;
+        assert_eq!((refused.status, refused.header("idempotent-replayed")), (422, Some(replayed)), "{refused:?}");
+        assert!(refused.json()["type"].as_str().expect("a type").ends_with("balance-too-large"), "{refused:?}");
+    }
 }
 
 /// W59: a stop answers running requests, and takes no new ones; later clients ask the next process.

@@ -4,7 +4,7 @@ use idem_testkit::proxy::Proxy;
 
 use super::{
     client::Request,
-    fixture::{Api, Fixture, until},
+    fixture::{Api, Books, Fixture, until},
 };
 
 /// How many repeats wait in the memory of a service that has an admin endpoint.
@@ -99,6 +99,38 @@ async fn w78_where_keys_are_hidden_the_span_of_a_request_hides_it() {
         assert_eq!(log.contains("canary"), !hides, "{log}");
     }
     std::fs::remove_file(secret).expect("it is there");
+    fixture.remove().await;
+}
+
+/// W131: a service that an operator has paused charges nothing, tells so, and goes on answering for what was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn w131_a_paused_service_charges_nothing() {
+    let fixture = Fixture::new("http").await;
+    let api = fixture.start(&["--admin", "127.0.0.1:0"]).await;
+    let admin = admin(&api);
+    let pay = async |key: &str| Request::pay(key, "00001", 1177).answer(&api.address).await;
+    let set = async |state: &str| {
+        let text =
+            "INSERT INTO idem.controls (consumer, state, reason) SELECT id, $1, 'their deploy' FROM idem.consumers
+            WHERE name = 'payments' ON CONFLICT (consumer) DO UPDATE SET state = $1, epoch = controls.epoch + 1";
+        sqlx::query(text).bind(state).execute(fixture.pool()).await.expect("the control");
+    };
+    let first = pay("order-1").await;
+    assert_eq!(first.status, 201);
+    set("paused").await;
+    let pause = async || Request::new("GET", "/readyz").answer(&admin).await.json()["pause"].clone();
+    until("the pause", async || pause().await.to_string().contains("their deploy")).await;
+    let refused = pay("order-2").await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")), "{refused:?}");
+    assert!(refused.json()["type"].as_str().expect("a type").ends_with("/paused"), "{refused:?}");
+    let again = pay("order-1").await;
+    assert_eq!((again.told(), again.header("idempotent-replayed")), (first.told(), Some("true")));
+    assert_eq!(fixture.books().await, Books::of(1, 1177));
+    set("running").await;
+    until("the end of the pause", async || pay("order-2").await.status == 201).await;
+    assert!(pause().await.is_null());
+    assert_eq!(fixture.books().await, Books::of(2, 2 * 1177));
+    assert!(api.stop().await.status.success());
     fixture.remove().await;
 }
 

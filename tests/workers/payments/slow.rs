@@ -127,7 +127,11 @@ async fn w91_slow_and_huge_requests_keep_nobody_from_paying() {
     assert_eq!(pay(20).answer(&api.address).await.status, 201);
     clients.shutdown().await;
     for kind in &kinds {
-        let ends: BTreeSet<_> = crowd.ended().remove(kind.name).into_iter().flatten().collect();
+        let mut ends: BTreeSet<_> = crowd.ended().remove(kind.name).into_iter().flatten().collect();
+        if kind.ends_with == Some(431) {
+            // One that still sends when its connection is closed may lose the answer to the reset.
+            ends.remove(&None);
+        }
         assert_eq!(ends, BTreeSet::from([kind.ends_with]), "{}", kind.name);
     }
     assert_eq!(fixture.books().await, Books::of(21, 2_100));

@@ -64,7 +64,7 @@ async fn w98_a_client_that_lost_its_answer_asks_for_it() {
     let api = fixture.start(&[]).await;
     assert_eq!(Request::pay("order-1", "00001", 23).answer(&api.address).await.status, 201);
     let held = fixture.hold_balances().await;
-    let script = blocks(page, "sh").replace("127.0.0.1:8080", &api.address);
+    let script = blocks(page, "bash").replace("127.0.0.1:8080", &api.address);
     let mut shell = tokio::process::Command::new("timeout");
     shell.args(["120", "bash", "-c"]).arg(format!("exec 2>&1; set -euo pipefail\n{script}")).stdin(Stdio::null());
     let mut shell = shell.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("a shell");

@@ -40,6 +40,8 @@ pub enum Bug {
     DeadLetterWithoutRow,
     /// Messages behind one that waits overtake it.
     FollowersOvertake,
+    /// A message without an attempt left whose dead letter could not be written is set aside later without its key (J71).
+    SetsAsideLaterWithoutClaim,
     /// Settlements are not sent before a message runs that may kill the process (D38).
     KillersLoseSettlements,
     /// A lane that rests during a revocation is woken by messages that are due, and spins.
@@ -76,6 +78,8 @@ pub enum Bug {
     OneConfirmsAll,
     /// Events behind one that failed are sent all the same (O24).
     SendsFollowers,
+    /// A relay knows an event that is under way by its number alone (J70).
+    UnderWayByNumber,
     /// A result is written in a second transaction, after the commit of its effect (V1).
     ResultInSecondTx,
     /// A call has its answer before its commit, whatever comes of that (W17).
@@ -87,7 +91,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 40] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -105,6 +109,7 @@ impl Bug {
         Self::OpenBreakerRetries,
         Self::DeadLetterWithoutRow,
         Self::FollowersOvertake,
+        Self::SetsAsideLaterWithoutClaim,
         Self::KillersLoseSettlements,
         Self::RestingLaneSpins,
         Self::TrustsTheBrokersCount,
@@ -123,6 +128,7 @@ impl Bug {
         Self::SilenceConfirms,
         Self::OneConfirmsAll,
         Self::SendsFollowers,
+        Self::UnderWayByNumber,
         Self::ResultInSecondTx,
         Self::AnswersBeforeCommit,
         Self::FinalInNewUnit,

@@ -38,7 +38,11 @@ pub(crate) struct Disasters {
     undone: BTreeSet<usize>,
     /// The same, also those whose messages were published again since.
     ever_undone: BTreeSet<usize>,
+    /// How many settlements there were when everything was published again last.
+    published_again: u64,
     times: u32,
+    /// How often all sessions have ended.
+    ended_sessions: u64,
     forgotten: Vec<(String, Duration)>,
     clock_max: Option<SystemTime>,
     /// When the clock jumped forward last, and how far.
@@ -56,9 +60,19 @@ impl Disasters {
         self.ever_undone.contains(&content)
     }
 
+    /// The same of a message whose settlement with this number came before everything was published again.
+    pub(crate) fn was_undone_by(&self, content: usize, settlement: u64) -> bool {
+        self.was_undone(content) && settlement < self.published_again
+    }
+
     /// How often the store has gone back.
     pub(crate) fn times(&self) -> u32 {
         self.times
+    }
+
+    /// How often all sessions have ended.
+    pub(crate) fn ended_sessions(&self) -> u64 {
+        self.ended_sessions
     }
 
     /// How often attempts may have been counted anew.
@@ -118,6 +132,7 @@ pub(crate) fn checkpoint(world: &World) {
 
 /// Another server takes over, with what it has.
 pub(crate) async fn fail_over(world: &World) {
+    world.known().disasters.ended_sessions += 1;
     let checkpoint = world.checkpoint.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(checkpoint) = checkpoint else {
         world.store.end_sessions();
@@ -148,6 +163,7 @@ pub(crate) async fn restore(world: &World) {
     let contents: Vec<usize> = {
         let mut known = world.known();
         known.disasters.undone.clear();
+        known.disasters.published_again = known.settlements;
         let contents: BTreeSet<usize> = known.publications.iter().map(|publication| publication.content).collect();
         contents.into_iter().collect()
     };

@@ -280,10 +280,10 @@ async fn resume_after_halts(world: Arc<World>) {
     let mut seen = 0;
     loop {
         sleep(Duration::from_millis(500)).await;
-        let halts = halts_of(&world);
-        world.halts.fetch_max(halts, Ordering::SeqCst);
-        // A store that went back has forgotten some.
-        if std::mem::replace(&mut seen, halts) >= halts {
+        // A store that went back has forgotten some, and with them the line of a halt that is recorded after that.
+        let (halts, is_halted) = (halts_of(&world), world.store.is_halted());
+        world.halts.fetch_max(halts.max(usize::from(is_halted)), Ordering::SeqCst);
+        if std::mem::replace(&mut seen, halts) >= halts && !is_halted {
             continue;
         }
         let now = world.journal.now();

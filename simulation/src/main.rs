@@ -88,10 +88,17 @@ fn bite(args: &Args) -> ExitCode {
 fn trace(args: &Args, way: Way) -> ExitCode {
     let whole = Scenario::draw(args.theme, args.seed);
     let way = Way { trace: true, ..way };
+    if args.whole {
+        // Before the life, which may take long.
+        println!("{whole:#?}");
+    }
     let report = live(&whole, way);
     let Some(breach) = report.breaches.first().filter(|_| !args.whole) else {
         let word = if report.breaches.is_empty() { "no promise is broken" } else { "broken as marked above" };
-        println!("{whole:#?}\n{}\n{word}; hash {:016x}", report.trace.join("\n"), report.hash);
+        if !args.whole {
+            println!("{whole:#?}");
+        }
+        println!("{}\n{word}; hash {:016x}", report.trace.join("\n"), report.hash);
         return if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
     let small = shrink(&whole, way, breach.rule);

@@ -146,9 +146,9 @@ struct Turns {
     world: Arc<World>,
     process: usize,
     member: Option<u64>,
-    /// Where each partition is fetched next, and since when it is held.
+    /// Where each partition is fetched next, and since how many settlements it is held.
     next: BTreeMap<i32, i64>,
-    since: BTreeMap<i32, Duration>,
+    since: BTreeMap<i32, u64>,
     over: Over,
     drain: Option<Drain>,
     /// What the group has not heard of yet.
@@ -304,7 +304,8 @@ impl Turns {
         };
         let starts: Vec<Start> = partitions.iter().zip(committed).map(start).collect();
         self.shared.assign(&starts);
-        self.since.extend(partitions.iter().map(|partition| (*partition, self.world.journal.now())));
+        let settlements = self.world.known().settlements;
+        self.since.extend(partitions.iter().map(|partition| (*partition, settlements)));
         self.next.extend(starts.iter().map(|start| (start.partition, start.offset)));
         self.commit_at = Instant::now();
     }

@@ -97,7 +97,10 @@ async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Resu
         Ok(_) if stop.is_cancelled() => Ok("stopped"),
         Ok(_) => Err("it ended by itself".to_owned()),
         // Handlers that hang outlast a stop, and a store that is down outlasts a start.
-        Err(WorkerError::DrainDeadline { .. }) => Ok("the drain deadline passed"),
+        Err(WorkerError::DrainDeadline { .. }) => {
+            world.cut_off.fetch_add(1, Ordering::SeqCst);
+            Ok("the drain deadline passed")
+        }
         Err(WorkerError::Unreachable { .. }) => Ok("nothing could be reached"),
         Err(error) => {
             let causes = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>();

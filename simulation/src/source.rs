@@ -136,8 +136,10 @@ impl CheckedSource {
             world.journal.breach(Rule::OtherHolder, text);
         }
         if how != "released" {
-            let at = world.journal.now();
-            world.known().settled.insert(message, (self.process, at));
+            let mut known = world.known();
+            let number = known.settlements;
+            known.settlements += 1;
+            known.settled.insert(message, (self.process, number));
         }
     }
 }

@@ -158,6 +158,11 @@ fn all() -> Vec<Planted> {
         planted(Bug::DeadLetterWithoutRow, Theme::Small, "a dead letter is settled although its row was not written"),
         planted(Bug::FollowersOvertake, Theme::Small, "what follows a message that waits overtakes it"),
         planted(
+            Bug::SetsAsideLaterWithoutClaim,
+            Theme::Small,
+            "what has no attempt left is set aside without its key where its row could not be written at first (J71)",
+        ),
+        planted(
             Bug::KillersLoseSettlements,
             Theme::Calm,
             "what is settled is lost with the process that the next message kills (found here)",
@@ -225,6 +230,11 @@ fn all() -> Vec<Planted> {
             Bug::SendsFollowers,
             Theme::Small,
             "what stands behind an event that failed is sent all the same (O24)",
+        ),
+        planted(
+            Bug::UnderWayByNumber,
+            Theme::Small,
+            "an event with the number of one that is under way, and was lost, waits, and those behind it do not (J70)",
         ),
         planted(Bug::ResultInSecondTx, Theme::Small, "an answer is written after the commit of its effect (V1)"),
         planted(Bug::AnswersBeforeCommit, Theme::Small, "a caller has its answer before the commit (W17)"),

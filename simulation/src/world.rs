@@ -81,8 +81,10 @@ pub(crate) struct Known {
     pub(crate) contents: Vec<Seen>,
     /// The runs under way, with their processes.
     pub(crate) running: BTreeMap<usize, usize>,
-    /// The messages that were settled for good, by which process last, and when.
-    pub(crate) settled: BTreeMap<usize, (usize, Duration)>,
+    /// The messages that were settled for good, by which process last, and the number of that settlement.
+    pub(crate) settled: BTreeMap<usize, (usize, u64)>,
+    /// How many settlements there were. Instants would not do: a partition is lost and had again within one.
+    pub(crate) settlements: u64,
     derived_keys: BTreeMap<String, String>,
     /// Since when handlers must not begin any more.
     pub(crate) paused_since: Option<Duration>,
@@ -125,6 +127,8 @@ pub(crate) struct World {
     asked: Mutex<Asked>,
     pub(crate) places: Vec<Place>,
     pub(crate) deaths: AtomicU64,
+    /// How often a process gave up on what it had in hand, because its drain deadline had passed.
+    pub(crate) cut_off: AtomicU64,
     pub(crate) closing: AtomicBool,
     /// Notified when the life must not go on, because a task spins.
     pub(crate) cut: Notify,
@@ -154,6 +158,7 @@ impl World {
             asked: Mutex::new(Asked::new(&scenario)),
             places,
             deaths: AtomicU64::new(0),
+            cut_off: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             cut: Notify::new(),
             is_cut: AtomicBool::new(false),
@@ -346,6 +351,7 @@ impl World {
             if !self.is_handled(&publication)
                 && !self.is_set_aside(&publication)
                 && !self.is_undone(publication.content)
+                && !self.was_settled_before_loss(process, number, publication.content)
             {
                 let about = &self.scenario.contents[publication.content];
                 let text =
@@ -353,6 +359,14 @@ impl World {
                 self.journal.breach(Rule::SettledTooEarly, text);
             }
         }
+    }
+
+    /// Whether this process settled a message while it was safe, and the store lost it since. Its position may be sent later, also
+    /// after everything was published again.
+    fn was_settled_before_loss(&self, process: usize, message: usize, content: usize) -> bool {
+        let known = self.known();
+        let settled = known.settled.get(&message);
+        settled.is_some_and(|(by, number)| *by == process && known.disasters.was_undone_by(content, *number))
     }
 
     /// The worker says that it has finished with these partitions: no handler of this process runs a message of them.
@@ -379,7 +393,7 @@ impl World {
 
     /// A partition is given back in good order, and this is the group's position: no message from there on was settled for good by
     /// this process while it held the partition. Behind one that had to wait for another attempt there may be some.
-    pub(crate) fn check_committed(&self, process: usize, partition: i32, position: i64, since: Duration) {
+    pub(crate) fn check_committed(&self, process: usize, partition: i32, position: i64, since: u64) {
         let generation = self.generation.load(Ordering::SeqCst);
         let is_good = self.scenario.contents.iter().all(|content| content.behaviour.is_good());
         let Scenario { calm, breaker, .. } = self.scenario;
@@ -387,7 +401,7 @@ impl World {
         for offset in position.. {
             let number = self.message(generation, &group::origin_of(partition, offset));
             let settled = self.known().settled.get(&number).copied();
-            if settled.is_some_and(|(by, at)| by == process && at >= since) {
+            if settled.is_some_and(|(by, number)| by == process && number >= since) {
                 let text =
                     format!("partition {partition} is given back at {position}, and m{number} behind it was settled");
                 self.journal.breach(Rule::OtherHolder, text);

@@ -57,6 +57,8 @@ pub(crate) struct DeadLetterCause {
     pub(crate) code: Option<String>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) hash: Option<(PayloadHash, HashRuleId)>,
+    /// Whether it is set aside only while its key is claimed, because it may be running under another delivery.
+    pub(crate) in_claim: bool,
     /// The fault that it counts as.
     pub(crate) counts: Counts,
 }

@@ -80,7 +80,7 @@ impl Unsettled {
         }
         let mut state = self.state();
         // Its fault has been counted.
-        let cause = DeadLetterCause { counts: Counts::Nothing, ..cause.clone() };
+        let cause = DeadLetterCause { counts: Counts::Nothing, in_claim: false, ..cause.clone() };
         if state.causes.insert(place.clone(), (cause, attempts)).is_none() {
             state.order.push_back(place);
         }
@@ -124,6 +124,7 @@ mod tests {
             code: None,
             key: None,
             hash: None,
+            in_claim: false,
             counts: Counts::Handler,
         }
     }

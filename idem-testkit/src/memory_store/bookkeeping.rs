@@ -55,6 +55,10 @@ impl Books {
         self.dead_letters.retain(|stored| !ids.contains(&stored.seen.id));
     }
 
+    pub(super) fn is_halted(&self) -> bool {
+        self.controls.values().any(|(state, ..)| *state == ControlState::Halted)
+    }
+
     pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
         let kept = |row: &DeadLetterRow| KeptDeadLetter {
             row: row.seen.clone(),

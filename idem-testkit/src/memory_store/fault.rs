@@ -146,6 +146,10 @@ impl Faults {
         self.injected.entry(operation).or_default().push_back(fault);
     }
 
+    pub(super) fn left(&self, operation: Operation) -> usize {
+        self.injected.get(&operation).map_or(0, VecDeque::len)
+    }
+
     pub(super) fn set_weather(&mut self, weather: Weather) {
         self.sky = (weather != Weather::default()).then(|| Sky::new(weather));
     }

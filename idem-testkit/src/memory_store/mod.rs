@@ -168,6 +168,12 @@ impl MemoryStore {
         self.shared.state().books.drop_dead_letters(ids);
     }
 
+    /// Whether any consumer is halted.
+    #[must_use]
+    pub fn is_halted(&self) -> bool {
+        self.shared.state().books.is_halted()
+    }
+
     /// Action and key of every line of the audit trail, oldest first.
     #[must_use]
     pub fn audited(&self) -> Vec<(String, Option<String>)> {
@@ -203,6 +209,12 @@ impl MemoryStore {
     /// From now on operations meet faults drawn from a seed, beside those that are injected. `Weather::default()` ends it.
     pub fn weather(&self, weather: Weather) {
         self.shared.faults().set_weather(weather);
+    }
+
+    /// How many [injected](Self::inject) faults wait for this operation.
+    #[must_use]
+    pub fn faults_left(&self, operation: Operation) -> usize {
+        self.shared.faults().left(operation)
     }
 
     /// How many faults of the [weather](Self::weather) this operation has met.

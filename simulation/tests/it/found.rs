@@ -288,6 +288,47 @@ fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
     });
 }
 
+/// J70: a relay that sends each event by itself has one under way that a failover loses, and another event gets its number there:
+/// those behind that one in its ordering key do not go before it.
+#[test]
+fn j70_an_event_with_the_number_of_a_lost_one_under_way_is_not_overtaken() {
+    found("UnderWayByNumber", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        scenario.calm = false;
+        scenario.contents = (0..6).map(|number| content(number, Behaviour::Good(0))).collect();
+        for (number, content) in scenario.contents.iter_mut().enumerate() {
+            let order = (number >= 3).then_some(0);
+            content.tells = vec![Told { receiver: 0, same_key: false, order, fits: true }];
+        }
+        scenario.messages = (0..3).map(|number| (at(300 + number), number as usize)).collect();
+        scenario.messages.extend((3..6).map(|number| (at(400 + 10 * seed + number), number as usize)));
+        scenario.events = vec![(at(200), Event::Checkpoint), (at(380 + 10 * seed), Event::FailOver)];
+        let mut telling = telling();
+        (telling.receivers[0].latency, telling.receivers[0].dispatch) = (600, Dispatch::Each { at_once: 4 });
+        scenario.telling = Some(telling);
+        scenario
+    });
+}
+
+/// Two processes, to each of which a message comes while the other may still have it, on a store whose statements fail now and then.
+fn handed_over(seed: u64, attempts: u32, behaviour: Behaviour) -> Scenario {
+    let mut scenario = plain(seed);
+    (scenario.calm, scenario.processes, scenario.batch, scenario.in_flight) = (false, 2, 1, 1);
+    scenario.retry = RetryPolicy::new(attempts, at(50), at(50));
+    scenario.weather =
+        Weather { seed, errors: Rate::OneIn(8), slow: Rate::OneIn(4), slow_max: at(50), ..Weather::default() };
+    scenario.contents = (0..10).map(|number| content(number, behaviour)).collect();
+    scenario.messages = (0..10).map(|number| (at(300 * number as u64), number)).collect();
+    scenario.events = (0..20).map(|time| (at(100 + 150 * time), Event::ExpireLeases)).collect();
+    scenario
+}
+
+/// J71: the dead letter of a message without an attempt left could not be written, and it runs elsewhere by then.
+#[test]
+fn j71_a_dead_letter_that_is_written_later_is_of_nothing_that_runs_elsewhere() {
+    found("SetsAsideLaterWithoutClaim", 0..200, |seed| handed_over(seed, 1, Behaviour::Good(150)));
+}
+
 /// E41: every partition is lost again and again while statements hang and their units fail: what these give back does not run here once
 /// more. Where it does, a process is seen to handle a message of a partition with which it said that it has finished.
 #[test]

@@ -52,9 +52,11 @@ impl UnderWay {
     }
 
     /// Whether this event is with the publisher, or one before it in its ordering key. A number alone says too little: a server that
-    /// took over without the last commits draws it again for another event (O41).
+    /// took over without the last commits draws it again for another event, and those behind that one would go before it (O41, J70).
     fn holds(&self, event: &OutgoingEvent) -> bool {
-        let is_it = |begun: &OutgoingEvent| begun.number == event.number && begun.key == event.key;
+        let is_it = |begun: &OutgoingEvent| {
+            begun.number == event.number && (begun.key == event.key || planted(Bug::UnderWayByNumber))
+        };
         let is_before =
             |begun: &OutgoingEvent| event.ordering_key.is_some() && begun.ordering_key == event.ordering_key;
         self.events.iter().any(|begun| is_it(&begun.event) || is_before(&begun.event))

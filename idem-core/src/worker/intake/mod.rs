@@ -309,7 +309,7 @@ pub(super) async fn identify<S: Store, B: Source>(
 
 fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> DeadLetterCause {
     let Failure { reason, class, text, code, .. } = failure;
-    DeadLetterCause { reason, class, text, code, key, hash: None, counts: Counts::Producer }
+    DeadLetterCause { reason, class, text, code, key, hash: None, in_claim: false, counts: Counts::Producer }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and no record may show it.
@@ -330,7 +330,8 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             let reason = Reason::OlderThanRetention;
             let class = ErrorClass::Permanent;
             let counts = Counts::Nothing;
-            job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, counts }));
+            job.dead =
+                Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, in_claim: false, counts }));
         }
         OlderThanRetention::Halt => {
             shared.halt(&format!("run {}", shared.run), &text).await;

@@ -204,7 +204,16 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let hash = Some((claim.hash, claim.hash_rule));
                 let (key, class) = (Some(claim.key), ErrorClass::Permanent);
                 let counts = Counts::Nothing;
-                job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, counts }));
+                job.dead = Some(Box::new(DeadLetterCause {
+                    reason,
+                    class,
+                    text,
+                    code: None,
+                    key,
+                    hash,
+                    in_claim: false,
+                    counts,
+                }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {

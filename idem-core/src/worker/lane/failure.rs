@@ -90,9 +90,12 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
             }
             Action::DeadLetter => {
+                // A handler failed that another delivery may run meanwhile, unless it said that no run can succeed. Where the claim
+                // itself fails there is none to wait for.
+                let in_claim = matches!(seen, Seen::Failed(class) if class != ErrorClass::Permanent);
                 let failure = failed.into_failure::<S>();
                 for job in jobs {
-                    self.set_aside(job, failure.clone_text()).await;
+                    self.set_aside(job, failure.clone_text(), in_claim).await;
                 }
             }
             Action::Stop => {
@@ -102,7 +105,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    fn known(&self, jobs: &[Job<B::Handle>]) -> Known {
+    pub(super) fn known(&self, jobs: &[Job<B::Handle>]) -> Known {
         let known =
             Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
         // Of a unit of several, no fact about a single message is known.
@@ -209,13 +212,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.hold_uncharged(job, cause).await;
     }
 
-    pub(super) async fn set_aside(&mut self, mut job: Job<B::Handle>, failure: Failure) {
+    pub(super) async fn set_aside(&mut self, mut job: Job<B::Handle>, failure: Failure, in_claim: bool) {
         let claim = job.item.claim.as_ref();
         job.attempt = Attempt::Ended(job.attempt.number().max(1));
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
-        let Failure { reason, class, text, code, .. } = failure;
-        job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, counts: Counts::Handler }));
-        self.dead_letter(job).await;
+        let (Failure { reason, class, text, code, .. }, counts) = (failure, Counts::Handler);
+        job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, in_claim, counts }));
+        if in_claim {
+            self.set_aside_in_claim(job).await;
+        } else {
+            self.dead_letter(job).await;
+        }
     }
 
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::{Connection, Lane, failure::Failed};
@@ -18,7 +19,7 @@ use crate::{
     failpoint,
     handler::Work,
     outcome::{Decision, Durable, Failure, Settle},
-    policy::{Seen, WaitCause},
+    policy::{self, Action, Seen, WaitCause},
     source::{Source, SourceError},
     store::{Bookkeeping as _, Store},
     worker::{
@@ -161,8 +162,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// counted while its key is claimed, so that no copy of it finds the attempts used up before the last one has run (E4). A
     /// store with one writer could not count meanwhile: there it is counted first.
     pub(super) async fn alone(&mut self, mut job: Job<B::Handle>) {
-        if job.dead.is_some() {
-            return self.dead_letter(job).await;
+        if let Some(dead) = &job.dead {
+            // Its row could not be written, or the breaker was open, and another delivery may run it meanwhile.
+            let in_claim = dead.in_claim && !bugs::planted(Bug::SetsAsideLaterWithoutClaim);
+            return if in_claim { self.set_aside_in_claim(job).await } else { self.dead_letter(job).await };
         }
         // Taken before the attempt is counted, so that a message that waits for it is not charged.
         let shared = Arc::clone(&self.shared);
@@ -188,7 +191,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 End::NotBegun
             }
         };
-        if attempted.is_none() && is_charged(&end) {
+        if attempted.is_none() && self.is_charged(&job, &end) {
             // Its claim failed, which is its own doing as far as is known.
             let begun = shared.begin_attempt(&job, false).await;
             if !attempted.insert(begun).goes() {
@@ -234,36 +237,56 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// A message whose attempts are used up without a verdict. It is set aside while its key is claimed: it may be running
-    /// under another delivery, as the last of its attempts, or have been handled meanwhile.
-    async fn exhausted(&mut self, job: Job<B::Handle>) {
-        if bugs::planted(Bug::ExhaustedWithoutClaim) {
-            let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, "planted");
-            return self.set_aside(job, failure).await;
-        }
-        let (shared, connection, number) = (Arc::clone(&self.shared), self.connection.take(), self.number);
-        let (was_open, item) = (connection.is_some(), job.item.clone());
-        let attempts = shared.settings.retry.attempts;
-        let mut slot = Some(job);
-        let set_aside = async {
-            if let Some(mut job) = slot.take() {
-                let text = format!(
-                    "all of its {attempts} attempts were counted before this delivery, and no verdict is known: each failed, or \
-                     its process or its connection ended; the logs of the workers that ran it may say which"
-                );
-                job.attempt = Attempt::Ended(attempts);
-                self.set_aside(job, Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text)).await;
+    /// A message whose attempts are used up without a verdict.
+    async fn exhausted(&mut self, mut job: Job<B::Handle>) {
+        let attempts = self.shared.settings.retry.attempts;
+        let text = format!(
+            "all of its {attempts} attempts were counted before this delivery, and no verdict is known: each failed, or its \
+             process or its connection ended; the logs of the workers that ran it may say which"
+        );
+        job.attempt = Attempt::Ended(attempts);
+        let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text);
+        self.set_aside(job, failure, !bugs::planted(Bug::ExhaustedWithoutClaim)).await;
+    }
+
+    /// Sets a message aside while its key is claimed: it may be running under another delivery, as one of its attempts, or have
+    /// been handled meanwhile. Boxed, because that may fail, and end here once more.
+    pub(super) fn set_aside_in_claim(&mut self, job: Job<B::Handle>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let (shared, connection, number) = (Arc::clone(&self.shared), self.connection.take(), self.number);
+            let (was_open, item) = (connection.is_some(), job.item.clone());
+            let mut slot = Some(job);
+            let set_aside = async {
+                if let Some(job) = slot.take() {
+                    self.dead_letter(job).await;
+                }
+            };
+            let (connection, done) = consumer::alone_with(&shared.consumer, connection, number, &item, set_aside).await;
+            self.keep(connection, was_open);
+            // It is gone where it was set aside, whatever the rolling back of the claim answered.
+            let Some(job) = slot else { return };
+            match done {
+                Ok(Alone::Done(())) => self.returned.push(job),
+                Ok(Alone::Decided(decision)) => self.apply([(job, decision)]).await,
+                Ok(Alone::Held) => self.busy(job).await,
+                Err(error) => self.bookkeeping_failed(job, error).await,
             }
-        };
-        let (connection, done) = consumer::alone_with(&shared.consumer, connection, number, &item, set_aside).await;
-        self.keep(connection, was_open);
-        // It is gone where it was set aside, whatever the rolling back of the claim answered.
-        let Some(job) = slot else { return };
-        match done {
-            Ok(Alone::Done(())) => self.returned.push(job),
-            Ok(Alone::Decided(decision)) => self.apply([(job, decision)]).await,
-            Ok(Alone::Held) => self.busy(job).await,
-            Err(error) => self.bookkeeping_failed(job, error).await,
+        })
+    }
+
+    /// Whether a unit that came to no claim is charged to its message. One that runs again as it is has not: another process
+    /// that is handed the message meanwhile would find an attempt used up that nothing came of.
+    fn is_charged(&self, job: &Job<B::Handle>, end: &End) -> bool {
+        match end {
+            End::Again(_) => policy::after(&self.known(std::slice::from_ref(job)), Seen::Contended) != Action::RunAgain,
+            End::StoreFailed(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
+            End::Decided(_)
+            | End::NotBegun
+            | End::Isolate(_)
+            | End::Held
+            | End::NoWinner(_)
+            | End::Unknown { .. }
+            | End::Lost(_) => false,
         }
     }
 
@@ -289,21 +312,6 @@ enum Attempted {
 impl Attempted {
     fn goes(&self) -> bool {
         matches!(self, Self::Begins(_))
-    }
-}
-
-/// Whether a unit that came to no claim is charged to its message, unless it runs again as it is.
-fn is_charged(end: &End) -> bool {
-    match end {
-        End::Again(_) => true,
-        End::StoreFailed(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
-        End::Decided(_)
-        | End::NotBegun
-        | End::Isolate(_)
-        | End::Held
-        | End::NoWinner(_)
-        | End::Unknown { .. }
-        | End::Lost(_) => false,
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use idem_core::{ConsumerName, Effects, PayloadHash, Reason, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _};
+use idem_core::{
+    ConsumerName, Effects, ErrorClass, PayloadHash, Reason, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _,
+};
 
 use idem_testkit::{Fault, Operation};
 
-use super::fixture::{Fixture, Running, drain, within};
+use super::fixture::{Fixture, Running, drain, message, within};
 
 fn attempts(attempts: u32) -> RetryPolicy {
     RetryPolicy::new(attempts, Duration::from_millis(1), Duration::from_millis(5))
@@ -57,6 +59,50 @@ async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
     assert_eq!((ran.processed, waited.duplicates, waited.dead_lettered), (1, 1, 0));
     assert_eq!(first.counted(), [("charge".to_owned(), 1)].into());
     assert!(first.dead_letters().await.is_empty());
+}
+
+/// J71: the last attempt fails, and another holder of the key runs the message before it is set aside: it waits for the key, and is
+/// a duplicate.
+#[tokio::test(flavor = "multi_thread")]
+async fn j71_a_last_attempt_that_failed_is_not_set_aside_while_the_message_runs_elsewhere() {
+    let fixture = Fixture::new();
+    fixture.publish("charge", "block, then fail once");
+    let running = outside(&fixture, 1);
+    fixture.script.blocked().await;
+    let patience = Duration::from_secs(60);
+    let elsewhere = fixture.consumer().effects(Effects::Outside).handler_deadline(patience).busy_timeout(patience);
+    let elsewhere = elsewhere.build().unwrap();
+    let copy = message("charge", "block, then fail once");
+    fixture.store.inject(Operation::Claim, Fault::Delay(Duration::ZERO));
+    let copy = tokio::spawn(async move { elsewhere.process(vec![copy]).await });
+    // It gets the key once the failed attempt is rolled back.
+    running.until("the copy to claim", |_| fixture.store.faults_left(Operation::Claim) == 0).await;
+    fixture.store.inject(Operation::Begin, Fault::Delay(Duration::from_secs(1)));
+    fixture.script.unblock();
+    fixture.script.blocked().await;
+    let decided = |running: &Running| running.view.summary().busy > 0 || running.view.summary().dead_lettered > 0;
+    running.until("the failed one to wait", decided).await;
+    assert_eq!(running.view.summary().dead_lettered, 0);
+    fixture.script.unblock();
+    within("the copy", copy).await.unwrap().unwrap();
+    within("the failed one", fixture.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.duplicates, summary.dead_lettered), (0, 1, 0));
+    assert!(fixture.dead_letters().await.is_empty());
+}
+
+/// J72: another transaction is in the way of a claim, which is made again at once. A process that is handed the message meanwhile
+/// finds no attempt used up.
+#[tokio::test(flavor = "multi_thread")]
+async fn j72_a_claim_that_is_made_again_costs_no_attempt() {
+    let fixture = Fixture::new();
+    fixture.publish("charge", "ok");
+    fixture.store.inject(Operation::Claim, Fault::Error(ErrorClass::RunUnitAgain));
+    fixture.store.inject(Operation::Claim, Fault::Hang);
+    let running = outside(&fixture, 1);
+    running.until("the second claim", |_| fixture.store.faults_left(Operation::Claim) == 0).await;
+    running.drop_run().await;
+    assert_eq!(next_attempt(&fixture, "charge", "ok").await, 1);
 }
 
 /// D30: two messages of one key that both fail, in two orders at once, come to their ends: neither begins the other's count

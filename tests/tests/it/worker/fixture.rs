@@ -85,10 +85,11 @@ impl Handler<MemoryStore> for Script {
             "permanent" => Err(HandlerError::permanent("it can never work")),
             "in an hour" => Err(HandlerError::retry_after("ask later", Duration::from_secs(3_600))),
             "panic" => panic!("the handler of {key} panics, as it should in this test"),
-            block @ ("block" | "block, then fail") => {
+            block @ ("block" | "block, then fail" | "block, then fail once") => {
                 self.0.started.0.add_permits(1);
                 self.0.go.0.acquire().await?.forget();
-                if block == "block" { Ok(()) } else { Err("it does not work today".into()) }
+                let is_over = block == "block, then fail once" && self.runs_of(&key) > 1;
+                if block == "block" || is_over { Ok(()) } else { Err("it does not work today".into()) }
             }
             _ => Ok(()),
         }

@@ -10,6 +10,7 @@ use rdkafka::{
     message::{Message as _, OwnedMessage, ToBytes},
     producer::{FutureProducer, FutureRecord},
 };
+use tokio::time::Instant;
 
 use super::purchase::Purchase;
 
@@ -126,13 +127,20 @@ impl Topic {
 
     /// The end of each partition.
     pub(crate) async fn ends(&self) -> BTreeMap<i32, i64> {
-        let (consumer, name, partitions) = (self.member_less("idem-tests-ends"), self.name.clone(), self.partitions);
-        tokio::task::spawn_blocking(move || {
-            let end = |partition| consumer.fetch_watermarks(&name, partition, PATIENCE).expect("its offsets").1;
-            (0..partitions).map(|partition| (partition, end(partition))).collect()
-        })
-        .await
-        .expect("no panic")
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (consumer, name, partitions) =
+                (self.member_less("idem-tests-ends"), self.name.clone(), self.partitions);
+            let end =
+                move |partition| consumer.fetch_watermarks(&name, partition, PATIENCE).map(|(_, end)| (partition, end));
+            let asked = tokio::task::spawn_blocking(move || (0..partitions).map(end).collect());
+            match asked.await.expect("no panic") {
+                Ok(ends) => return ends,
+                // A broker that has just come back does not lead its partitions yet.
+                Err(error) => assert!(Instant::now() < until, "its offsets: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     /// Moves the group's committed offsets, as an operator does while the group has no members.

@@ -191,8 +191,10 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         for _ in 0..MARKING_ROUNDS {
             let mut look = self.look(destination, events_max, bytes_max).await?;
             self.pass_published(destination, look.next.len()).await;
-            let is_all = look.behind.is_empty() && look.unreadable.is_empty();
-            if is_all || self.note(destination, &mut look).await? == 0 || !look.next.is_empty() {
+            // Set aside before the others go, among which some may be behind it.
+            let is_readable = look.unreadable.is_empty();
+            let is_all = look.behind.is_empty() && is_readable;
+            if is_all || self.note(destination, &mut look).await? == 0 || is_readable && !look.next.is_empty() {
                 return Ok(look.next);
             }
         }

@@ -40,6 +40,14 @@ fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     all.map(|(key, _, _, recorded)| (told(key.key()), value(recorded))).collect()
 }
 
+/// That both have this count under these labels of the consumer's.
+fn counted(recorded: &BTreeMap<String, f64>, metrics: [telemetry::Metric; 2], labels: &str, count: f64) {
+    for metric in metrics {
+        let name = format!("{}{{consumer=payments,{labels}}}", metric.name);
+        assert_eq!(recorded.get(&name), Some(&count), "{name} in {recorded:#?}");
+    }
+}
+
 /// W72: each request is counted once, by its route as the router knows it and by how it ended; no label holds anything of a
 /// client's.
 #[tokio::test]
@@ -94,10 +102,8 @@ async fn w72_requests_are_counted_by_route_and_outcome() {
         ("unauthenticated", 1.0),
         ("client-gone", 1.0),
     ] {
-        for metric in [telemetry::HTTP_REQUESTS, telemetry::HTTP_TIME] {
-            let name = format!("{}{{consumer=payments,route=POST /t,outcome={outcome}}}", metric.name);
-            assert_eq!(recorded.get(&name), Some(&count), "{name} in {recorded:#?}");
-        }
+        let metrics = [telemetry::HTTP_REQUESTS, telemetry::HTTP_TIME];
+        counted(&recorded, metrics, &format!("route=POST /t,outcome={outcome}"), count);
     }
     assert_eq!(recorded["idem.http_requests{consumer=payments,route=other,outcome=first}"], 1.0);
     let all: f64 = recorded.iter().filter(|(name, _)| name.starts_with("idem.http_requests{")).map(|(_, n)| n).sum();
@@ -333,10 +339,8 @@ async fn w95_questions_about_keys_are_counted_and_traced() {
         ("unauthenticated", 1.0),
         ("method-not-allowed", 1.0),
     ] {
-        for metric in [telemetry::HTTP_QUESTIONS, telemetry::HTTP_QUESTION_TIME] {
-            let name = format!("{}{{consumer=payments,outcome={outcome}}}", metric.name);
-            assert_eq!(recorded.get(&name), Some(&count), "{name} in {recorded:#?}");
-        }
+        let metrics = [telemetry::HTTP_QUESTIONS, telemetry::HTTP_QUESTION_TIME];
+        counted(&recorded, metrics, &format!("outcome={outcome}"), count);
     }
     let requests: f64 =
         recorded.iter().filter(|(name, _)| name.starts_with("idem.http_requests{")).map(|(_, n)| n).sum();

@@ -236,22 +236,22 @@ async fn o71_an_event_without_its_writers_row_stops_no_other() {
     let outbox = outbox(&fixture);
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
     let mut connection = fixture.connect().await;
-    for writer in ["lost", "known"] {
+    for (writer, key, order) in [("lost", "lost", "a"), ("known", "behind", "a"), ("known", "known", "b")] {
         let plain = fixture.store.plain_outbox(writer, ["payments"]).await.unwrap();
-        plain.publish(&mut connection, writer, Event::to("payments").body("1")).await.unwrap();
+        plain.publish(&mut connection, key, Event::to("payments").ordering_key(order).body("1")).await.unwrap();
     }
     fixture.run("DELETE FROM consumers WHERE name = 'lost'").await;
     let next = async || {
         let next = outbox.next(id, 10, 1_000_000).await.unwrap();
         next.into_iter().map(|event| event.key.to_string()).collect::<Vec<_>>()
     };
-    assert_eq!(next().await, ["known"]);
-    let told = fixture.texts("SELECT concat_ws(' ', event_key, state, error) FROM outbox WHERE state <> 0").await;
+    assert_eq!(next().await, ["known"], "what is behind it in its ordering key waits with it");
+    let told = fixture.texts("SELECT concat_ws(' ', event_key, state, error) FROM outbox WHERE state = 2").await;
     assert!(told.len() == 1 && told[0].starts_with("lost 2 ") && told[0].contains("idem outbox retry"), "{told:?}");
     // The writer's next start puts its row back.
     fixture.store.plain_outbox("lost", ["payments"]).await.unwrap();
     fixture.run("UPDATE outbox SET state = 0").await;
-    assert_eq!(next().await, ["lost", "known"]);
+    assert_eq!(next().await, ["lost", "behind", "known"]);
     fixture.drop().await;
 }
 

@@ -18,6 +18,8 @@ use sqlx::{Connection, PgConnection};
 
 use self::{by_hand::Driver, server::Running};
 pub(crate) use self::{
+    by_hand::textbook,
+    debit::{BODY, LOCATION},
     first::{IDEM, REPLAYS, all, table},
     latency::{MORE, all as latency, table as latency_table},
     memory::{GROWN, watched as memory},
@@ -60,15 +62,20 @@ impl Way {
         Ok(Self::ALL.into_iter().find(|way| way.name() == name).ok_or("no such way")?)
     }
 
-    /// A server on tables without a row, and nothing left to write of what was before.
+    /// A server on tables without a row.
     async fn start(self, driver: Driver, url: &str, connection: &mut PgConnection) -> Result<Running, Failed> {
+        self.prepare(url, connection).await?;
+        Running::start(self, driver, url).await
+    }
+
+    /// Tables without a row, and nothing left to write of what was before.
+    async fn prepare(self, url: &str, connection: &mut PgConnection) -> Result<(), Failed> {
         reset_tables(connection).await?;
         sqlx::raw_sql(debit::TABLES).execute(&mut *connection).await?;
         if matches!(self, Self::Idem | Self::Route | Self::Shared) {
             store(url).await?;
         }
-        checkpoint(connection).await?;
-        Running::start(self, driver, url).await
+        Ok(checkpoint(connection).await?)
     }
 }
 

@@ -10,9 +10,10 @@ use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
 
 use super::{
     Failed,
-    debit::{self, ADD, Answer, Debited, Order, RECORD, answer},
+    debit::{self, ADD, Answer, BODY, Debited, LOCATION, Order, RECORD, answer},
     server::POOL,
 };
+use crate::pgbench::{KEY, filled};
 
 const CLAIM: &str = "
     INSERT INTO idem_bench.idempotency_keys (tenant, idempotency_key, request_hash) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
@@ -20,6 +21,13 @@ const FIND: &str = "
     SELECT request_hash, status, location, body FROM idem_bench.idempotency_keys WHERE tenant = $1 AND idempotency_key = $2";
 const KEEP: &str = "
     UPDATE idem_bench.idempotency_keys SET status = $3, location = $4, body = $5 WHERE tenant = $1 AND idempotency_key = $2";
+
+/// The statements as pgbench has them: the claim of a key, and its answer.
+pub(crate) fn textbook() -> [String; 2] {
+    let (location, body) = (format!("'{LOCATION}'"), format!("'{BODY}'"));
+    let claim = filled(CLAIM, &["'shop'", KEY, "decode(repeat('00', 32), 'hex')"]);
+    [claim, filled(KEEP, &["'shop'", KEY, "201", &location, &body])]
+}
 
 /// The driver that the statements go through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,8 @@ use serde::Deserialize;
 use serde_json::json;
 use sqlx::PgConnection;
 
+use crate::pgbench::{KEY, filled};
+
 /// Nothing but the primary keys is unique, so that a debit that counted twice would show in both tables.
 pub(super) const TABLES: &str = "
     CREATE TABLE idem_bench.transactions (
@@ -27,6 +29,19 @@ pub(super) const RECORD: &str = "
 pub(super) const ADD: &str = "
     INSERT INTO idem_bench.balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
     DO UPDATE SET cents = balances.cents + excluded.cents RETURNING cents";
+
+/// An answer as long as that of a debit.
+pub(crate) const LOCATION: &str = "/transactions/2d3e2b6c-59a6-4b2e-8d4e-1f2f3f4f5f6f";
+pub(crate) const BODY: &str =
+    r#"{"balance":117700,"cents":1177,"customer":"01234","id":"2d3e2b6c-59a6-4b2e-8d4e-1f2f3f4f5f6f"}"#;
+
+/// The work as pgbench has it.
+pub(super) fn script() -> String {
+    let customer = "lpad((:customer)::text, 5, '0')";
+    let (record, add) =
+        (filled(RECORD, &[KEY, "'shop'", customer, "1177"]), filled(ADD, &["'shop'", customer, "1177"]));
+    format!("{record};\n{add};\n")
+}
 
 /// The debit that a client asks for, its tenant and its key.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Failed, Way,
     by_hand::Driver,
-    connected, debits,
+    connected, debit, debits,
     load::{self, CONNECTIONS, Sent},
     server::POOL,
     shared,
@@ -13,9 +13,8 @@ use super::{
 use crate::{
     cases::At,
     pgbench::{Claims, PgBench},
-    postgres::{fresh, remove},
+    postgres::remove,
     report::{Line, Table},
-    work::Work,
 };
 
 const RATE: &str = "requests a second";
@@ -25,47 +24,55 @@ const BARE: &str = "the handler without a key";
 const BY_HAND: &str = "by hand: the textbook's table of keys, with the answer in it";
 pub(crate) const IDEM: &str = "idem";
 pub(crate) const REPLAYS: &str = "idem, replays";
+const SHARED: &str = "idem, up to 16 requests of a route share a transaction";
+
+/// The servers whose first runs are compared.
+const WAYS: [Way; 4] = [Way::Bare, Way::ByHand, Way::Idem, Way::Shared];
+
+/// The statements of a request without what sends them.
+const SERVER: [(&str, Claims); 4] = [
+    ("a row and a balance, no key", Claims::Nothing),
+    ("the textbook's key and answer", Claims::WithAnswerByHand),
+    ("idem's, one after the other", Claims::WithAnswer),
+    ("idem's, the claim with the BEGIN and the seal with the COMMIT", Claims::WithAnswerPipelined),
+];
 
 /// One driver.
 struct Compared {
     driver: Driver,
-    rates: [Line; 4],
-    over_by_hand: [Line; 3],
-    over_bare: [Line; 3],
+    rates: [Line; 5],
+    over_by_hand: [Line; 4],
+    over_bare: [Line; 4],
     replays: [Line; 2],
 }
 
 impl Compared {
     fn new(driver: Driver) -> Self {
-        let lines = || [BARE, BY_HAND, IDEM].map(Line::new);
-        let [bare, by_hand, idem] = lines();
-        let replays = [IDEM, REPLAYS].map(Line::new);
-        let [_, replayed] = replays.clone();
         Self {
             driver,
-            rates: [bare, by_hand, idem, replayed],
-            over_by_hand: [BY_HAND, BARE, IDEM].map(Line::new),
-            over_bare: lines(),
-            replays,
+            rates: [BARE, BY_HAND, IDEM, SHARED, REPLAYS].map(Line::new),
+            over_by_hand: [BY_HAND, BARE, IDEM, SHARED].map(Line::new),
+            over_bare: [BARE, BY_HAND, IDEM, SHARED].map(Line::new),
+            replays: [IDEM, REPLAYS].map(Line::new),
         }
     }
 
     /// Each once; every other round the other way round, so that a drift favours no line.
     async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Failed> {
-        let mut rates = [0.0; 4];
-        let order = if number.is_multiple_of(2) { [0, 1, 2] } else { [2, 1, 0] };
+        let mut rates = [0.0; 5];
+        let order = if number.is_multiple_of(2) { [0, 1, 2, 3] } else { [3, 2, 1, 0] };
         for at in order {
-            let way = Way::ALL[at];
+            let way = WAYS[at];
             let (first, replayed) = round(way, self.driver, url, time).await?;
             rates[at] = first;
             if way == Way::Idem {
-                rates[3] = replayed;
+                rates[4] = replayed;
             }
         }
-        let [bare, by_hand, idem, replayed] = rates;
+        let [bare, by_hand, idem, shared, replayed] = rates;
         note(&mut self.rates, rates);
-        note(&mut self.over_by_hand, [1.0, bare / by_hand, idem / by_hand]);
-        note(&mut self.over_bare, [1.0, by_hand / bare, idem / bare]);
+        note(&mut self.over_by_hand, [1.0, bare / by_hand, idem / by_hand, shared / by_hand]);
+        note(&mut self.over_bare, [1.0, by_hand / bare, idem / bare, shared / bare]);
         note(&mut self.replays, [1.0, replayed / idem]);
         Ok(())
     }
@@ -144,21 +151,27 @@ async fn settled(connection: &mut sqlx::PgConnection, way: Way) -> Result<usize,
     }
 }
 
-/// The cost of a claim for the server itself, with as many sessions.
-async fn pgbench(lines: &mut [Line; 2], url: &str, time: Duration) -> Result<(), Failed> {
+/// The cost of a key and its answer for the server itself, with as many sessions; and how much of the textbook's rate is left then.
+async fn pgbench(lines: &mut [Line; 4], shares: &mut [Line; 3], url: &str, time: Duration) -> Result<(), Failed> {
     let mut connection = connected(url).await?;
-    for (line, claims) in lines.iter_mut().zip([Claims::Nothing, Claims::AsTheTextbook]) {
-        fresh(&mut connection).await?;
-        let round = PgBench { clients: POOL, claims }.round(Work::Purchase, url, time).await?;
+    let mut rates = [0.0; 4];
+    for ((line, rate), claims) in lines.iter_mut().zip(&mut rates).zip(SERVER.map(|(_, claims)| claims)) {
+        Way::Idem.prepare(url, &mut connection).await?;
+        let round = PgBench { clients: POOL, claims }.round_of(&debit::script(), url, time).await?;
         line.note(round.messages, round.took);
+        *rate = round.messages as f64 / round.took.as_secs_f64();
     }
+    let [_, by_hand, idem, pipelined] = rates;
+    note(shares, [1.0, idem / by_hand, pipelined / by_hand]);
     Ok(())
 }
 
 pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Failed> {
     let mut compared = Driver::ALL.map(Compared::new);
     let mut shared = Driver::ALL.map(shared::Compared::new);
-    let mut server = ["begin, a row and a balance, commit", "begin, claim, the same, commit"].map(Line::new);
+    let mut server = SERVER.map(|(name, _)| Line::new(name));
+    let [_, by_hand, one_by_one, pipelined] = SERVER;
+    let mut shares = [by_hand, one_by_one, pipelined].map(|(name, _)| Line::new(name));
     for number in 0..rounds {
         for one in &mut compared {
             one.measure(number, url, time).await?;
@@ -166,12 +179,19 @@ pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Faile
         for one in &mut shared {
             one.measure(number, url, time).await?;
         }
-        pgbench(&mut server, url, time).await?;
+        pgbench(&mut server, &mut shares, url, time).await?;
     }
     remove(&mut connected(url).await?).await?;
     let mut tables: Vec<Table> = compared.into_iter().flat_map(|one| one.print(rounds, time)).collect();
     tables.extend(shared.into_iter().flat_map(|one| one.print(rounds, time)));
-    let title = format!("What a claim costs PostgreSQL itself: pgbench with {POOL} clients, between the same rounds");
+    let title =
+        format!("PostgreSQL itself, the statements of each: pgbench with {POOL} clients, between the same rounds");
     tables.push(Table::print("http-pgbench", title, "transactions a second", server.into()));
+    tables.push(Table::print(
+        "http-pgbench-share",
+        "The same, round by round",
+        "of the textbook's rate",
+        shares.into(),
+    ));
     Ok(tables)
 }

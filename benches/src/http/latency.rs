@@ -1,4 +1,4 @@
-//! How long an answer takes at half of what the bare handler can, by requests that come at a fixed rate.
+//! How long an answer takes at half of what the bare handler can, and at a quarter, by requests that come at a fixed rate.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use super::{
     Failed, Way,
     by_hand::Driver,
     connected,
+    first::note,
     load::{self, CONNECTIONS, Sent},
     open_loop,
 };
@@ -20,33 +21,76 @@ use crate::{
 /// The line that a target is about.
 pub(crate) const MORE: &str = "p99: idem more than without a key, less a round trip";
 
+const LINES: [&str; 8] = [
+    "p50: the handler without a key",
+    "p50: idem",
+    "p50: idem, up to 16 requests of a route share a transaction",
+    "p99: the handler without a key",
+    "p99: idem",
+    "p99: idem, up to 16 requests of a route share a transaction",
+    MORE,
+    "p99: the same where requests share transactions",
+];
+
+const WAYS: [Way; 3] = [Way::Bare, Way::Idem, Way::Shared];
+
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// The table of this driver.
+/// The table of this driver at half of the bare rate.
 pub(crate) fn table(driver: &str) -> String {
     format!("http-p99-{driver}")
+}
+
+/// How much of the bare rate comes.
+#[derive(Debug, Clone, Copy)]
+enum Share {
+    Half,
+    Quarter,
+}
+
+impl Share {
+    fn of(self, rate: f64) -> f64 {
+        match self {
+            Self::Half => rate / 2.0,
+            Self::Quarter => rate / 4.0,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Half => "half",
+            Self::Quarter => "a quarter",
+        }
+    }
+
+    fn table(self, driver: Driver) -> String {
+        match self {
+            Self::Half => table(driver.id()),
+            Self::Quarter => format!("{}-quarter", table(driver.id())),
+        }
+    }
 }
 
 pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Failed> {
     let mut tables = Vec::new();
     for driver in Driver::ALL {
-        tables.push(compare(driver, url, rounds, time).await?);
+        for share in [Share::Half, Share::Quarter] {
+            tables.push(compare(driver, share, url, rounds, time).await?);
+        }
     }
     remove(&mut connected(url).await?).await?;
     Ok(tables)
 }
 
-async fn compare(driver: Driver, url: &str, rounds: usize, time: Duration) -> Result<Table, Failed> {
+async fn compare(driver: Driver, share: Share, url: &str, rounds: usize, time: Duration) -> Result<Table, Failed> {
     let mut connection = connected(url).await?;
-    let rate = half(driver, url, &mut connection, time).await?;
-    let names = ["p50: the handler without a key", "p50: idem", "p99: the handler without a key", "p99: idem", MORE];
-    let (mut lines, mut trips) = (names.map(Line::new), Line::new("a round trip to the database, p50"));
+    let rate = share.of(bare(driver, url, &mut connection, time).await?);
+    let (mut lines, mut trips) = (LINES.map(Line::new), Line::new("a round trip to the database, p50"));
     for number in 0..rounds {
-        let mut percentiles = [[0.0; 2]; 2];
-        let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+        let mut percentiles = [[0.0; 2]; 3];
+        let order = if number.is_multiple_of(2) { [0, 1, 2] } else { [2, 1, 0] };
         for at in order {
-            let way = [Way::Bare, Way::Idem][at];
-            let server = way.start(driver, url, &mut connection).await?;
+            let server = WAYS[at].start(driver, url, &mut connection).await?;
             let port = server.port;
             let sending = move || open_loop::run(port, &load::prefix(), rate, WARM_UP, time);
             let took = tokio::task::spawn_blocking(sending).await??;
@@ -54,28 +98,28 @@ async fn compare(driver: Driver, url: &str, rounds: usize, time: Duration) -> Re
             percentiles[at] = [50, 99].map(|percent| percentile(&took, percent));
         }
         let trip = round_trip(&mut connection).await?;
-        let [[bare_50, bare_99], [idem_50, idem_99]] = percentiles;
-        let values = [bare_50, idem_50, bare_99, idem_99, idem_99 - bare_99 - trip];
-        for (line, value) in lines.iter_mut().zip(values) {
-            line.rounds.push(value);
-        }
+        let [[bare_50, bare_99], [idem_50, idem_99], [shared_50, shared_99]] = percentiles;
+        let more = |p99: f64| p99 - bare_99 - trip;
+        let values = [bare_50, idem_50, shared_50, bare_99, idem_99, shared_99, more(idem_99), more(shared_99)];
+        note(&mut lines, values);
         trips.rounds.push(trip);
     }
     let title = format!(
-        "HTTP on {}, {rate:.0} requests a second, half of what the handler without a key can, over {CONNECTIONS} connections; \
+        "HTTP on {}, {rate:.0} requests a second, {} of what the handler without a key can, over {CONNECTIONS} connections; \
          {rounds} rounds of {time:?}",
-        driver.name()
+        driver.name(),
+        share.name()
     );
-    Ok(Table::print(table(driver.id()), title, "ms", lines.into_iter().chain([trips]).collect()))
+    Ok(Table::print(share.table(driver), title, "ms", lines.into_iter().chain([trips]).collect()))
 }
 
-/// Half of the bare handler's rate.
-async fn half(driver: Driver, url: &str, connection: &mut PgConnection, time: Duration) -> Result<f64, Failed> {
+/// The bare handler's rate.
+async fn bare(driver: Driver, url: &str, connection: &mut PgConnection, time: Duration) -> Result<f64, Failed> {
     let server = Way::Bare.start(driver, url, connection).await?;
     load::run(server.port, Sent::First, &load::prefix(), Duration::from_secs(1)).await?;
     let load = load::run(server.port, Sent::First, &load::prefix(), time).await?;
     server.stop().await?;
-    Ok(load.rate() / 2.0)
+    Ok(load.rate())
 }
 
 fn percentile(sorted: &[Duration], percent: usize) -> f64 {

@@ -4,6 +4,7 @@ mod append;
 mod driver;
 mod error;
 mod framework;
+mod literal;
 mod migrate;
 mod options;
 mod outbox;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use idem_core::{
-    Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, HandlerError, Message, Ran, ResultBody,
-    RunOnce, RunOnceError, Store as _, Tx, store::UnitOfWork as _,
+    Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, HandlerError, Headers, Message, Ran,
+    ResultBody, RunOnce, RunOnceError, Store as _, Tx, store::UnitOfWork as _,
 };
 
 use super::{
@@ -17,18 +17,26 @@ use crate::{
     proxy::postgres::{Cut, PostgresProxy},
 };
 
-/// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`.
+/// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`; with effects alone, and with events too.
 async fn cut<T: PostgresUnderTest>(subject: &T, cut: Cut, times: usize, expected: char) {
-    for count in [1, 100] {
+    for (count, announces) in [(1, false), (100, false), (1, true), (100, true)] {
         let proxy = PostgresProxy::cutting(&subject.server(), cut, times).await.unwrap();
         let store = subject.another(Some(proxy.port()), &[]);
-        let consumer = builder(store, Write::<T>::new()).lanes(1).handlers(subject.concurrency()).build().unwrap();
+        let consumer = if announces {
+            builder(store, acting::<T, _>(Announces)).publishes_to(["payments"])
+        } else {
+            builder(store, Write::<T>::new())
+        };
+        let consumer = consumer.lanes(1).handlers(subject.concurrency()).build().unwrap();
         let keys = keys(count);
         assert_eq!(process(&consumer, messages(&keys)).await, expected.to_string().repeat(count));
         assert_eq!(proxy.left(), 0, "every cut has happened");
         assert_eq!(effects(subject).await, keys, "each effect once");
         assert_eq!(process(&consumer, messages(&keys)).await, "D".repeat(count));
         assert_eq!(effects(subject).await, keys);
+        let events = if announces { count } else { 0 };
+        assert_eq!(subject.texts("SELECT count(*)::text FROM outbox").await, [events.to_string()], "each event once");
+        subject.run("DELETE FROM outbox").await;
         forget(subject).await;
     }
 }
@@ -146,6 +154,65 @@ pub async fn o22_events_are_written_in_whatever_a_handler_has_set<T: PostgresUnd
     assert_eq!(subject.texts(counts).await, ["3 3 3 3"]);
 }
 
+/// Publishes and answers with texts that mean something to SQL, and with bytes that are no text.
+struct Quotes {
+    body: Vec<u8>,
+}
+
+impl Quotes {
+    const TEXT: &str = r#"it's a \ and a \' and "$1", é; COMMIT; --"#;
+}
+
+impl Act for Quotes {
+    async fn act<T: PostgresUnderTest>(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, T::Store>,
+    ) -> Result<(), HandlerError> {
+        write::<T>(tx, message).await?;
+        let event = Event::to("payments")
+            .event_type(Self::TEXT)
+            .header("note", Self::TEXT)
+            .ordering_key(self.body[..9].to_vec());
+        tx.publish(message, event.content_type("text/plain; a='b'").body(self.body.clone()))?;
+        let mut headers = Headers::with_capacity(1);
+        headers.push("note", Some(Self::TEXT.into()));
+        let answer = ResultBody::new(self.body.clone()).with_status(201).with_headers(headers);
+        tx.set_result(message, answer.with_content_type(Self::TEXT).with_reference(Self::TEXT))?;
+        Ok(())
+    }
+}
+
+/// O73: an event and an answer hold what the handler gave them, whatever it means to SQL and however they are sent.
+pub async fn o73_texts_that_mean_something_to_sql_are_kept_as_they_are<T: PostgresUnderTest>(subject: &T) {
+    let short = vec![0, 1, b'\'', b'"', b'\\', b'$', b'1', 255, 10, b';'];
+    let long: Vec<u8> = short.iter().copied().cycle().take(20_000).collect();
+    let store = |settings: &[(&str, &str)]| subject.another(None, settings);
+    let stores = [store(&[]), store(&[("standard_conforming_strings", "off")]), store(&[("backslash_quote", "off")])];
+    for (at, store) in stores.into_iter().enumerate() {
+        for body in [&short, &long] {
+            let consumer = builder(store.clone(), acting::<T, _>(Quotes { body: body.clone() }));
+            let consumer = consumer.publishes_to(["payments"]).keeps_results(100_000).lanes(1);
+            let consumer = consumer.handlers(subject.concurrency()).build().unwrap();
+            let key = format!("{at}'\\{}", body.len());
+            assert_eq!(process(&consumer, vec![msg(&key)]).await, "P", "{key}");
+            let text = Quotes::TEXT;
+            let hex: String = body.iter().map(|byte| format!("{byte:02x}")).collect();
+            let event = "SELECT concat_ws('|', event_type, content_type, headers->0->>1, encode(ordering_key, 'hex'), encode(payload, 'hex')) FROM outbox";
+            assert_eq!(
+                subject.texts(event).await,
+                [format!("{text}|text/plain; a='b'|{text}|{}|{hex}", &hex[..18])],
+                "{key}"
+            );
+            let answer = "SELECT concat_ws('|', status, content_type, headers->0->>1, reference, encode(body, 'hex')) FROM processed_results";
+            assert_eq!(subject.texts(answer).await, [format!("201|{text}|{text}|{text}|{hex}")], "{key}");
+            assert_eq!(recorded(subject).await, [key]);
+            subject.run("DELETE FROM outbox; DELETE FROM processed_results").await;
+            forget(subject).await;
+        }
+    }
+}
+
 /// O22: a right that the login itself lacks is no fault of a message.
 pub async fn o22_a_right_that_is_missing_is_infrastructure<T: PostgresUnderTest>(subject: &T) {
     let role = unique("worker").replace('-', "_");
@@ -191,7 +258,10 @@ pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTe
             proxy.round_trips();
             assert_eq!(process(&consumer, messages(&keys)).await, "P".repeat(count));
             let trips = proxy.round_trips();
-            assert!(round == 0 || trips == (expected.unit)(count) + expected.events, "{count} with events: {trips}");
+            assert!(
+                round == 0 || trips == (expected.unit)(count) + (expected.events)(count),
+                "{count} with events: {trips}"
+            );
         }
     }
 }

@@ -74,8 +74,8 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
 pub struct RoundTrips {
     /// In a unit of so many new messages, whose handlers write one effect each.
     pub unit: fn(usize) -> usize,
-    /// What is added where the handlers of a unit publish events.
-    pub events: usize,
+    /// Added where so many handlers of a unit publish an event each.
+    pub events: fn(usize) -> usize,
     /// In a unit of duplicates.
     pub duplicates: usize,
     /// In a call of `run_once` that writes one effect.

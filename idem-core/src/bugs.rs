@@ -44,6 +44,8 @@ pub enum Bug {
     SetsAsideLaterWithoutClaim,
     /// Settlements are not sent before a message runs that may kill the process (D38).
     KillersLoseSettlements,
+    /// A message that killed its process in each attempt is set aside while the broker's position cannot pass it (J73).
+    KillersGoBeforeTheirTurn,
     /// A lane that rests during a revocation is woken by messages that are due, and spins.
     RestingLaneSpins,
     /// The broker's count of deliveries decides which message has no attempt left.
@@ -91,7 +93,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 41] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -111,6 +113,7 @@ impl Bug {
         Self::FollowersOvertake,
         Self::SetsAsideLaterWithoutClaim,
         Self::KillersLoseSettlements,
+        Self::KillersGoBeforeTheirTurn,
         Self::RestingLaneSpins,
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,

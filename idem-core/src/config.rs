@@ -236,7 +236,8 @@ pub struct WorkerSettings {
     pub retry: RetryPolicy,
     /// How long a message waits, without being charged, while the database answers that it cannot serve a statement now, such
     /// as one on a table that a deploy has yet to create; after that each failure counts as an attempt. A message that may end
-    /// the process waits as long for a broker that does not take settlements, and then runs. A dead letter whose row has its
+    /// the process waits as long for a broker that does not take settlements, and then runs; one that may have ended it in each of
+    /// its attempts waits as long for those before it in its partition, and is then set aside. A dead letter whose row has its
     /// payload waits as long for its topic or queue to confirm it; after that the row alone has it. Defaults to 1 hour, and to
     /// half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
     pub database_wait_max: Duration,

@@ -96,7 +96,8 @@ pub enum WaitCause {
     /// A topic or queue that has not confirmed its dead letter yet.
     Publisher,
     /// The broker, which has not taken the settlements yet: the message may kill the process, and settled messages would come
-    /// back with it.
+    /// back with it. Or the broker's position, which cannot pass this message yet: its attempts are used up, and if it came back
+    /// with the next process, it would have all of them again.
     Broker,
     /// A person, because neither the database nor a publisher can keep it.
     Unkeepable,

@@ -255,6 +255,13 @@ pub trait Source: Send + Sync + 'static {
         false
     }
 
+    /// Whether this message, once it is settled, would be delivered again because another one is not: where the broker keeps
+    /// positions, one that was delivered before it. Core lets such a message wait if it may have killed its process in each of its
+    /// attempts. A source that settles single messages keeps the default.
+    fn is_held_back(&self, _handle: &Self::Handle) -> bool {
+        false
+    }
+
     /// Whether the queue is at its end for this consumer: attached, and every message that is not settled for good is in
     /// this source's own hands.
     fn is_idle(&self) -> impl Future<Output = bool> + Send;

@@ -79,6 +79,11 @@ impl Offsets {
         self.finished_to.is_some_and(|finished| offset < finished) && self.unfinished.contains_key(&offset)
     }
 
+    /// Whether this one would come back although it is finished, because one before it is not.
+    pub(crate) fn is_held_back(&self, offset: i64) -> bool {
+        self.position() < offset
+    }
+
     /// The offset from which the next delivery comes.
     pub(crate) fn next(&self) -> i64 {
         self.next

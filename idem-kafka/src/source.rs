@@ -140,6 +140,10 @@ impl Source for KafkaSource {
         self.shared.holds_back(handle)
     }
 
+    fn is_held_back(&self, handle: &KafkaHandle) -> bool {
+        self.shared.is_held_back(handle)
+    }
+
     async fn is_idle(&self) -> bool {
         self.shared.is_idle()
     }

@@ -163,9 +163,18 @@ impl Shared {
     }
 
     pub(crate) fn holds_back(&self, handle: &KafkaHandle) -> bool {
+        self.asks(handle, |offsets| offsets.holds_back(handle.offset))
+    }
+
+    pub(crate) fn is_held_back(&self, handle: &KafkaHandle) -> bool {
+        self.asks(handle, |offsets| offsets.is_held_back(handle.offset))
+    }
+
+    /// Asks the offsets of a delivery's assignment; `false` where that is over.
+    fn asks(&self, handle: &KafkaHandle, asked: impl FnOnce(&Offsets) -> bool) -> bool {
         let state = self.lock();
         let held = state.held.get(&handle.partition).filter(|held| held.assignment == handle.assignment);
-        held.is_some_and(|held| held.offsets.holds_back(handle.offset))
+        held.is_some_and(|held| asked(&held.offsets))
     }
 
     /// Whether the group has given this member its share, which may be nothing.

@@ -208,6 +208,14 @@ impl Source for CheckedSource {
         }
     }
 
+    fn is_held_back(&self, handle: &CheckedHandle) -> bool {
+        match (&self.inner, &handle.inner) {
+            (Inner::Queue(source), InnerHandle::Queue(handle)) => source.is_held_back(handle),
+            (Inner::Group(source), InnerHandle::Group(handle)) => source.is_held_back(handle),
+            (Inner::Queue(_), InnerHandle::Group(_)) | (Inner::Group(_), InnerHandle::Queue(_)) => false,
+        }
+    }
+
     async fn is_idle(&self) -> bool {
         ask!(&self.inner, source => source.is_idle().await)
     }

@@ -167,6 +167,11 @@ fn all() -> Vec<Planted> {
             Theme::Calm,
             "what is settled is lost with the process that the next message kills (found here)",
         ),
+        planted(
+            Bug::KillersGoBeforeTheirTurn,
+            Theme::Small,
+            "what killed its process in each attempt is set aside while the position cannot pass it (J73)",
+        ),
         planted(Bug::RestingLaneSpins, Theme::Any, "a lane that rests is woken by what is due, and spins (N1)"),
         planted(
             Bug::TrustsTheBrokersCount,

@@ -168,6 +168,10 @@ impl<B: Source> Source for CrashingSource<B> {
         self.0.holds_back(handle)
     }
 
+    fn is_held_back(&self, handle: &B::Handle) -> bool {
+        self.0.is_held_back(handle)
+    }
+
     async fn is_idle(&self) -> bool {
         self.0.is_idle().await
     }

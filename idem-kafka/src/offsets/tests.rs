@@ -14,6 +14,11 @@ impl Model {
     fn holds_back(&self, at: i64) -> bool {
         self.0.contains(&(at, false)) && self.0.iter().any(|(offset, finished)| *finished && *offset > at)
     }
+
+    /// Whether one before it is unfinished.
+    fn is_held_back(&self, at: i64) -> bool {
+        self.0.iter().any(|(offset, finished)| !*finished && *offset < at)
+    }
 }
 
 /// A small generator, so that a red run can be repeated by its seed.
@@ -51,6 +56,10 @@ fn e3_the_position_is_the_lowest_unfinished_in_any_order_of_finishing() {
             let any =
                 start + i64::try_from(random.below(usize::try_from(offsets.next() + 1 - start).unwrap())).unwrap();
             assert_eq!(offsets.holds_back(any), model.holds_back(any), "seed {seed}: {any}");
+            if let Some((delivered, _)) = model.0.get(random.below(model.0.len().max(1))) {
+                let held_back = model.is_held_back(*delivered);
+                assert_eq!(offsets.is_held_back(*delivered), held_back, "seed {seed}: {delivered}");
+            }
             last = position;
         }
     }

@@ -2,6 +2,7 @@
 //! that is either in this process or a socket.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     future::Future,
     sync::{
@@ -75,6 +76,8 @@ struct Current<S> {
     ended: AtomicU64,
     /// Where the broker keeps positions, an assignment and the furthest message that was settled for good under it.
     settled_to: Mutex<(u64, u64)>,
+    /// And the messages that were not, each behind its assignment.
+    unfinished: Mutex<BTreeSet<(u64, u64)>>,
     positions: bool,
 }
 
@@ -134,6 +137,7 @@ impl<L: Link> Client<L> {
             assignment: AtomicU64::new(facts.seat),
             ended: AtomicU64::new(0),
             settled_to: Mutex::default(),
+            unfinished: Mutex::default(),
             positions: facts.positions,
         };
         if self.is_stopped() {
@@ -263,6 +267,15 @@ impl<L: Link> Client<L> {
         same && handle.receipt.sequence < settled_to
     }
 
+    pub(super) fn is_held_back(&self, handle: &MemoryHandle) -> bool {
+        let Some(current) = self.current().filter(|current| handle.connection == current.connection) else {
+            return false;
+        };
+        let Receipt { assignment, sequence, .. } = handle.receipt;
+        let unfinished = current.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        unfinished.range((assignment, 0)..(assignment, sequence)).next().is_some()
+    }
+
     pub(super) async fn is_idle(&self) -> bool {
         let Some(current) = self.current() else { return false };
         tokio::time::timeout(ANSWER_TIMEOUT, current.seat.is_idle()).await.unwrap_or(false)
@@ -307,6 +320,8 @@ impl<S: LinkSeat> Current<S> {
         if matches!(settle, Settle::Release { .. }) {
             return;
         }
+        let unfinished = (receipt.assignment, receipt.sequence);
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).remove(&unfinished);
         let mut settled_to = self.settled_to.lock().unwrap_or_else(PoisonError::into_inner);
         *settled_to = match *settled_to {
             (assignment, sequence) if assignment == receipt.assignment => (assignment, sequence.max(receipt.sequence)),
@@ -317,6 +332,11 @@ impl<S: LinkSeat> Current<S> {
     fn deliveries(&self, handed: Vec<Handed>) -> Vec<Delivery<MemoryHandle>> {
         if let Some(last) = handed.last() {
             self.assignment.fetch_max(last.receipt.assignment, Ordering::SeqCst);
+            if self.positions {
+                let mut unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+                unfinished.retain(|(assignment, _)| *assignment == last.receipt.assignment);
+                unfinished.extend(handed.iter().map(|handed| (handed.receipt.assignment, handed.receipt.sequence)));
+            }
         }
         let delivery = |handed: Handed| Delivery {
             message: handed.message,

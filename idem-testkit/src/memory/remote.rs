@@ -115,6 +115,10 @@ impl Source for RemoteSource {
         self.0.holds_back(handle)
     }
 
+    fn is_held_back(&self, handle: &MemoryHandle) -> bool {
+        self.0.is_held_back(handle)
+    }
+
     async fn is_idle(&self) -> bool {
         self.0.is_idle().await
     }

@@ -103,6 +103,28 @@ fn d38_two_that_kill_their_process_do_not_bring_each_other_back() {
     });
 }
 
+/// J73: copies of a message that always kills its process do not bring each other back while a message before them, in another lane,
+/// has no turn.
+#[test]
+fn j73_copies_that_kill_do_not_take_the_turn_of_a_message_before_them() {
+    found("KillersGoBeforeTheirTurn", 0..6, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.order, scenario.positions, scenario.lanes) = (Order::ByKey, true, 3);
+        scenario.retry = RetryPolicy::new(3, scenario.retry.first, scenario.retry.max);
+        scenario.settle_latency = 5_000;
+        // Other keys with each seed are on other lanes.
+        let number = seed as usize * 10;
+        let behaviours = [Behaviour::Good(0), Behaviour::Good(0), Behaviour::Good(0), Behaviour::KillsAlways];
+        scenario.contents = (number..).zip(behaviours).map(|(number, behaviour)| content(number, behaviour)).collect();
+        // The second is in front. Behind it in its lane are copies that conflict with the first, whose dead letters take their time.
+        scenario.contents[2].key = scenario.contents[0].key.clone();
+        scenario.contents[1..3].iter_mut().for_each(|content| content.order = Some(format!("o{seed}")));
+        let together = [1, 2, 2, 2, 2, 2, 2, 3, 3, 3].map(|number| (at(10_000), number));
+        scenario.messages = std::iter::once((at(10), 0)).chain(together).collect();
+        scenario
+    });
+}
+
 /// D29: two copies of a message that has one attempt, in two processes: whichever runs, the other finds its key held or
 /// recorded, and never an attempt that has not run.
 #[test]

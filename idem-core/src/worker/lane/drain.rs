@@ -93,6 +93,13 @@ impl<S: Store, B: Source> Shared<S, B> {
             DeliveredBy::Replay(_) => false,
         }
     }
+
+    pub(super) fn is_held_back(&self, job: &Job<B::Handle>) -> bool {
+        match &job.from {
+            DeliveredBy::Broker(handle) => self.source.is_held_back(handle),
+            DeliveredBy::Replay(_) => false,
+        }
+    }
 }
 
 impl<S: Store, B: Source> Lane<S, B> {

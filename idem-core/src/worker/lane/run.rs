@@ -237,9 +237,20 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// A message whose attempts are used up without a verdict.
+    /// A message whose attempts are used up without a verdict. Its dead letter ends their count, so it is written once the broker
+    /// can have its settlement: otherwise the next message that kills the process, such as a copy, brings this one back with all of
+    /// its attempts, and both do so for ever, while a message before them has no turn (J73). An open breaker keeps it by itself.
     async fn exhausted(&mut self, mut job: Job<B::Handle>) {
-        let attempts = self.shared.settings.retry.attempts;
+        let shared = Arc::clone(&self.shared);
+        if shared.is_held_back(&job)
+            && !shared.gate.breaker_is_open()
+            && !shared.has_waited_long(&job, WaitCause::Broker)
+            && !bugs::planted(Bug::KillersGoBeforeTheirTurn)
+        {
+            let why = "all of its attempts are used up, and a message before it in its partition is not finished";
+            return self.wait_for(job, WaitCause::Broker, why).await;
+        }
+        let attempts = shared.settings.retry.attempts;
         let text = format!(
             "all of its {attempts} attempts were counted before this delivery, and no verdict is known: each failed, or its \
              process or its connection ended; the logs of the workers that ran it may say which"
@@ -267,7 +278,11 @@ impl<S: Store, B: Source> Lane<S, B> {
             let Some(job) = slot else { return };
             match done {
                 Ok(Alone::Done(())) => self.returned.push(job),
-                Ok(Alone::Decided(decision)) => self.apply([(job, decision)]).await,
+                Ok(Alone::Decided(decision)) => {
+                    // The database is back, so that a conflict is dealt with now.
+                    self.succeeded();
+                    self.apply([(job, decision)]).await;
+                }
                 Ok(Alone::Held) => self.busy(job).await,
                 Err(error) => self.bookkeeping_failed(job, error).await,
             }

@@ -117,7 +117,8 @@ pub async fn a_mixed_batch_settles_each_entry_as_it_says<T: SourceUnderTest>(sub
     left(subject, 0).await;
 }
 
-/// E10: the messages that would bring settled ones back are known, so that a clean stop can finish them.
+/// E10: the messages that would bring settled ones back are known, so that a clean stop can finish them. J73: and so are those that
+/// would be brought back.
 pub async fn only_what_stands_before_a_settled_message_holds_it_back<T: SourceUnderTest>(subject: &T) {
     let reader = SourceDriver::open(subject).await;
     let positions = !subject.features().individual_settle;
@@ -130,17 +131,24 @@ pub async fn only_what_stands_before_a_settled_message_holds_it_back<T: SourceUn
     let holding = |held: &Deliveries<T::Source>| -> Vec<bool> {
         held.iter().map(|delivery| reader.source.holds_back(&delivery.handle)).collect()
     };
+    let held_back = |held: &Deliveries<T::Source>| -> Vec<bool> {
+        held.iter().map(|delivery| reader.source.is_held_back(&delivery.handle)).collect()
+    };
     assert_eq!(holding(&held), [false; 3], "nothing is settled yet");
+    assert_eq!(held_back(&held), [false, positions, positions], "by the first");
     let second = held.remove(1);
     reader.acknowledge(vec![second]).await;
     assert_eq!(holding(&held), [positions, false]);
+    assert_eq!(held_back(&held), [false, positions]);
     let first = held.remove(0);
     reader.release(vec![first], Duration::ZERO).await;
+    assert_eq!(held_back(&held), [positions], "by the first, which is not finished");
     reader.acknowledge(held).await;
     // Under another assignment it is a new delivery, and nothing is settled before or after it.
     let reader = reader.restart(subject).await;
     let again = reader.take(if positions { 3 } else { 1 }).await;
     assert!(again.iter().all(|delivery| !reader.source.holds_back(&delivery.handle)));
+    assert!(again.first().is_some_and(|first| !reader.source.is_held_back(&first.handle)));
     reader.acknowledge(again).await;
     left(subject, 0).await;
 }

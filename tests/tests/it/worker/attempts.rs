@@ -91,6 +91,25 @@ async fn j71_a_last_attempt_that_failed_is_not_set_aside_while_the_message_runs_
     assert!(fixture.dead_letters().await.is_empty());
 }
 
+/// J71: the database is away when a message is to be set aside, whose key has another payload's record when it is back: a conflict.
+#[tokio::test(flavor = "multi_thread")]
+async fn j71_what_is_a_conflict_when_it_is_set_aside_after_an_outage_comes_to_its_end() {
+    let fixture = Fixture::new();
+    assert_eq!(next_attempt(&fixture, "charge", "ok").await, 1);
+    fixture.publish("charge", "ok");
+    // Those of its run, and of two tries to set it aside.
+    for fault in [Fault::Delay(Duration::ZERO), Fault::ConnectionLost, Fault::Delay(Duration::from_secs(1))] {
+        fixture.store.inject(Operation::Begin, fault);
+    }
+    let running = outside(&fixture, 1);
+    running.until("the second try", |_| fixture.store.faults_left(Operation::Begin) == 0).await;
+    let elsewhere = fixture.consumer().build().unwrap();
+    elsewhere.process(vec![message("charge", "another")]).await.unwrap();
+    within("the conflict", fixture.queue.drained()).await;
+    assert_eq!(running.stop().await.unwrap().conflicts, 1);
+    assert_eq!(fixture.dead_letters().await[0].reason, Reason::Conflict);
+}
+
 /// J72: another transaction is in the way of a claim, which is made again at once. A process that is handed the message meanwhile
 /// finds no attempt used up.
 #[tokio::test(flavor = "multi_thread")]

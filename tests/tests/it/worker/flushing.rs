@@ -1,4 +1,4 @@
-//! D38: settlements are at the broker before a message runs that may kill the process.
+//! D38 and J73: settlements are at the broker before a message runs that may kill the process, and before its attempts begin anew.
 
 use std::{
     sync::{
@@ -28,6 +28,8 @@ struct Late {
 #[derive(Default)]
 struct LateBroker {
     takes: AtomicBool,
+    /// A message before all others is not finished.
+    holds_back: AtomicBool,
     asked: AtomicU32,
 }
 
@@ -56,6 +58,10 @@ impl Source for Late {
             return Ok(());
         }
         Err(SourceError::unavailable("committing positions", std::io::Error::other("the group is busy")))
+    }
+
+    fn is_held_back(&self, _handle: &Self::Handle) -> bool {
+        self.broker.holds_back.load(Ordering::SeqCst)
     }
 
     async fn is_idle(&self) -> bool {
@@ -123,4 +129,54 @@ async fn d38_the_wait_for_the_broker_has_a_bound() {
     let running = Running::new(worker.database_wait_max(Duration::from_millis(50)));
     within("the second", fixture.queue.drained()).await;
     assert_eq!((running.stop().await.unwrap().processed, broker.takes.load(Ordering::SeqCst)), (1, false));
+}
+
+/// A message that has ended its process in each of its attempts, behind another that is not finished.
+async fn held_back() -> (Fixture, Arc<LateBroker>, WorkerBuilder<MemoryStore, Late>) {
+    let (fixture, broker) = (Fixture::new(), Arc::new(LateBroker::default()));
+    fixture.publish("kills", "ok");
+    for attempt in 1..=3 {
+        assert_eq!(next_attempt(&fixture, "kills", "ok").await, attempt);
+    }
+    broker.takes.store(true, Ordering::SeqCst);
+    broker.holds_back.store(true, Ordering::SeqCst);
+    let source = Late { inner: fixture.queue.source(), broker: Arc::clone(&broker) };
+    let worker = fixture.worker_on(source, fixture.consumer().build().unwrap());
+    (fixture, broker, worker)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn j73_what_has_no_attempt_left_is_set_aside_once_the_broker_can_pass_it() {
+    let (fixture, broker, worker) = held_back().await;
+    let running = Running::new(worker);
+    running.until("it to wait", waits_for_broker).await;
+    fixture.publish("other", "ok");
+    running.until("the other", |_| fixture.script.runs() == ["other"]).await;
+    assert!(waits_for_broker(&running) && fixture.dead_letters().await.is_empty());
+    broker.holds_back.store(false, Ordering::SeqCst);
+    within("its dead letter", fixture.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
+    assert_eq!((fixture.script.runs(), next_attempt(&fixture, "kills", "ok").await), (vec!["other".to_owned()], 1));
+}
+
+/// Another message ends the process meanwhile: this one has no attempt more than it had.
+#[tokio::test(flavor = "multi_thread")]
+async fn j73_what_waits_without_an_attempt_left_has_none_in_the_next_process() {
+    let (fixture, _, worker) = held_back().await;
+    let running = Running::new(worker);
+    running.until("it to wait", waits_for_broker).await;
+    running.drop_run().await;
+    assert!(next_attempt(&fixture, "kills", "ok").await > 3);
+}
+
+/// A message that is never finished holds back nothing for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn j73_the_wait_for_those_before_it_has_a_bound() {
+    let (fixture, broker, worker) = held_back().await;
+    let running = Running::new(worker.database_wait_max(Duration::from_millis(50)));
+    within("its dead letter", fixture.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.dead_lettered, broker.holds_back.load(Ordering::SeqCst)), (1, true));
+    assert!(fixture.script.runs().is_empty());
 }

@@ -9,9 +9,11 @@ use crate::{
     report::Table,
 };
 
-/// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`.
-const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp()
-    AND (o.state = 0 OR o.state = 1 AND (o.not_before <= pg_catalog.clock_timestamp() OR o.error = '{under_way}')))";
+/// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`, or because the time of its call
+/// is not over: where the relay was killed, its receiver may be carrying it out.
+const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp() AND (o.state = 0 OR o.state = 1
+    AND o.not_before <= pg_catalog.clock_timestamp())
+    OR o.state = 1 AND o.error = '{under_way}' AND o.not_before > pg_catalog.clock_timestamp())";
 
 fn statement(template: &str) -> String {
     template.replace("{in_hand}", IN_HAND).replace("{under_way}", UNDER_WAY)

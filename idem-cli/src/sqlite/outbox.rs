@@ -85,7 +85,7 @@ fn named<'e>(events: impl IntoIterator<Item = &'e EventName>) -> String {
 /// As on PostgreSQL.
 pub(super) const READERS: &str = r#"
 SELECT c.name, c.bound_to, min(c.retention) AS retention FROM "{schema}_consumers" AS c
-WHERE c.bound_to <> '' AND c.retention IS NOT NULL GROUP BY c.name, c.bound_to ORDER BY c.name"#;
+WHERE c.bound_to <> '' GROUP BY c.name, c.bound_to ORDER BY c.name"#;
 
 pub(super) const SHARED_KEYS: &str = r#"
 SELECT d.name AS destination, shared.writers, count(*) AS keys

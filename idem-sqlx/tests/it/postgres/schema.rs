@@ -130,6 +130,16 @@ async fn a_changed_or_newer_schema_is_left_alone() {
     fixture.drop().await;
 }
 
+/// A setting of the login's that only changes how the server writes definitions keeps no worker from starting.
+#[tokio::test]
+async fn names_that_the_server_quotes_are_the_same_names() {
+    let fixture = Fixture::new().await;
+    let quoting = fixture.connection.clone().options([("quote_all_identifiers", "on")]);
+    let store = fixture.options_of(quoting).build().unwrap();
+    store.bookkeeping().verify().await.unwrap();
+    fixture.drop().await;
+}
+
 /// Breaks the schema and expects a refusal whose text holds all of `words`.
 async fn refused(breaks: &str, words: &[&str]) {
     let fixture = Fixture::new().await;

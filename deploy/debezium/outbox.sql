@@ -20,6 +20,19 @@ CREATE TABLE idem.outbox_cdc (
 );
 CREATE INDEX outbox_cdc_id ON idem.outbox_cdc (id);
 
+-- What keeps events in order, as the text whose bytes a relay would give the record as its key. One that is no text in UTF-8 has its
+-- bytes beyond ASCII written as octal numbers: it keeps its events in order, under another key than a relay's.
+CREATE FUNCTION idem.outbox_record_key(ordering_key bytea) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN convert_from(ordering_key, 'UTF8');
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN encode(ordering_key, 'escape');
+END
+$idem$;
+
 CREATE FUNCTION idem.outbox_to_cdc() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -29,7 +42,7 @@ CREATE FUNCTION idem.outbox_to_cdc() RETURNS trigger
 BEGIN
     INSERT INTO idem.outbox_cdc
         (id, aggregatetype, aggregateid, type, payload, contenttype, correlationid, causationid, traceparent)
-    SELECT o.event_key, d.name, coalesce(encode(o.ordering_key, 'escape'), o.event_key), o.event_type, o.payload, o.content_type,
+    SELECT o.event_key, d.name, coalesce(idem.outbox_record_key(o.ordering_key), o.event_key), o.event_type, o.payload, o.content_type,
         h.correlationid, h.causationid, h.traceparent
     FROM added AS o JOIN idem.outbox_destinations AS d ON d.id = o.destination CROSS JOIN LATERAL (
         SELECT max(value) FILTER (WHERE name = 'idemcause') AS correlationid,

@@ -1,13 +1,38 @@
--- Reverts 0009. It refuses while an event waits: its effect is committed, and its receivers would never get it.
-LOCK TABLE {schema}.outbox IN ACCESS EXCLUSIVE MODE;
+-- Reverts 0009. It refuses where that would lose what receivers and repeats are recognised by: an event that waits, because its
+-- effect is committed; a former name, because the ids of events are derived from it; and an answer, because no release makes it anew.
+-- A pause would be over by itself, and a form of ids that is not the default one is a decision of its destination.
+LOCK TABLE {schema}.consumers, {schema}.outbox_destinations, {schema}.outbox, {schema}.processed_results IN ACCESS EXCLUSIVE MODE;
 
 DO $idem$
+DECLARE
+    lost text;
+    cure text;
 BEGIN
     IF EXISTS (SELECT FROM {schema}.outbox) THEN
+        lost := 'outbox holds events that were not published';
+        cure := 'Let a relay publish them, or remove them with `idem outbox skip`';
+    ELSIF EXISTS (SELECT FROM {schema}.consumers WHERE derives_as <> name) THEN
+        lost := 'consumers holds the former names of renamed consumers, from which the ids of their events are derived';
+        cure := 'Rename them back with `idem consumers rename`';
+    ELSIF EXISTS (SELECT FROM {schema}.outbox_destinations WHERE paused_at IS NOT NULL) THEN
+        lost := 'outbox_destinations holds the pauses of destinations';
+        cure := 'End them with `idem outbox resume`';
+    ELSIF EXISTS (SELECT FROM {schema}.outbox_destinations WHERE id_form <> 'uuid8') THEN
+        lost := 'outbox_destinations holds forms of ids, by which receivers recognise copies';
+    ELSIF EXISTS (SELECT FROM {schema}.processed_results) THEN
+        lost := 'processed_results holds answers that repeats get';
+        cure := 'Wait until cleanup has removed them with their records';
+    ELSIF pg_catalog.to_regclass('{schema}.outbox_cdc') IS NOT NULL THEN
+        lost := 'outbox_cdc is in place, and the trigger that feeds it would be gone';
+        cure := 'Once Debezium has stopped, run `DROP PUBLICATION idem_outbox; DROP FUNCTION {schema}.outbox_to_cdc() CASCADE; '
+            'DROP FUNCTION {schema}.outbox_record_key(bytea); DROP TABLE {schema}.outbox_cdc`';
+    END IF;
+    IF lost IS NOT NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = '55000',
-            MESSAGE = '{schema}.outbox holds events that were not published, so it is not dropped',
-            HINT = 'Let a relay publish them, or remove them with `idem outbox skip`, and run this migration again.';
+            MESSAGE = '{schema}.' || lost || ', so migration 9 is not taken back',
+            HINT = coalesce(cure || ', and run this migration again; or leave', 'Leave')
+                || ' the schema as it is: the release before runs on it.';
     END IF;
 END
 $idem$;

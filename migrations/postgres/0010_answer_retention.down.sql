@@ -1,4 +1,19 @@
--- Reverts 0010. Answers whose time was over stay without their bodies, and count as erased.
+-- Reverts 0010. It refuses while an answer has an end of its own or a reference: it would be kept for longer than was asked for,
+-- or lose the place where its outcome can be looked up. Answers whose time was over stay without their bodies, and count as erased.
+LOCK TABLE {schema}.processed_results IN ACCESS EXCLUSIVE MODE;
+
+DO $idem$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.processed_results WHERE answer_until IS NOT NULL OR reference IS NOT NULL) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '55000',
+            MESSAGE = '{schema}.processed_results holds answers with an end or a reference of their own, so migration 10 is not taken back',
+            HINT = 'Wait until cleanup has removed them with their records, and run this migration again; or leave the schema as it '
+                'is: the release before runs on it.';
+    END IF;
+END
+$idem$;
+
 -- As 0009 made it.
 CREATE OR REPLACE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
     LANGUAGE plpgsql SECURITY DEFINER

@@ -34,6 +34,15 @@ WHERE o.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
         WHERE pg_catalog.json_array_element_text(pair, 0) IN ('idemcause', 'idemcausedby')
             AND pg_catalog.json_array_element_text(pair, 1) IN ($1::text, $3::text)))";
 
+/// Dead letters under other keys that hold the key: messages that its own has caused, at the next consumers in the chain. They are
+/// not blanked, because each may be an effect that is owed. Parameters: 1 key, 2 consumer or NULL, 3 the [`forms`] of the key.
+const OTHERS_LETTERS: &str = "\
+SELECT pg_catalog.count(*) FROM {schema}.dead_letters AS d
+WHERE d.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
+    AND d.key_id IS DISTINCT FROM {schema}.key_id($1::text) AND EXISTS (SELECT FROM pg_catalog.unnest($3::text[]) AS held (form)
+        WHERE pg_catalog.strpos(d.headers::text, held.form) > 0
+            OR position(pg_catalog.convert_to(held.form, 'UTF8') IN d.payload) > 0)";
+
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
 /// never replayed, and the outcome of a replay that has ended stays; it is no copy of any other from then on, because one that
 /// comes again must be kept whole. Further parameters: 3 who, 4 why.
@@ -86,14 +95,27 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
     let senders_key = erase.of.senders_key(&erase.key, &key);
     let waiting = database.number(EVENTS, &[binds[0], binds[1], Bind::Text(&senders_key)]).await?;
+    let forms = forms([&key, &senders_key]);
+    let letters = database.number(OTHERS_LETTERS, &[binds[0], binds[1], Bind::Texts(&forms)]).await?;
     if count == 0 {
-        return Ok(report("0 rows hold this key.", waiting));
+        return Ok(report("0 rows hold this key.", waiting, letters));
     }
     confirm(&warning(count), erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
-    Ok(report(&told(erased), waiting))
+    Ok(report(&told(erased), waiting, letters))
+}
+
+/// How keys stand in the headers and payloads of other messages: as a text in JSON, and as one in a header that is JSON itself.
+pub(crate) fn forms(keys: [&str; 2]) -> Vec<String> {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let of_key = |key| {
+        let once = quoted(key);
+        let twice = quoted(&once);
+        [twice[1..twice.len() - 1].to_owned(), once]
+    };
+    keys.map(of_key).concat()
 }
 
 pub(crate) fn warning(count: i64) -> String {
@@ -108,12 +130,19 @@ pub(crate) fn told(erased: i64) -> String {
 }
 
 /// Events are effects, and are sent whole: a person who was erased may have been paid.
-pub(crate) fn report(rows: &str, waiting: i64) -> Report {
-    Report::said(match waiting {
-        0 => rows.to_owned(),
-        events => format!(
-            "{rows} Of the events that it has caused, {events} wait in the outbox, with the key in their headers and their payload: \
-             they go once they are sent, or by `idem outbox skip`."
-        ),
-    })
+pub(crate) fn report(rows: &str, waiting: i64, letters: i64) -> Report {
+    let mut told = rows.to_owned();
+    if waiting > 0 {
+        told += &format!(
+            " Of the events that it has caused, {waiting} wait in the outbox, with the key in their headers and their payload: they go \
+             once they are sent, or by `idem outbox skip`."
+        );
+    }
+    if letters > 0 {
+        told += &format!(
+            " Of the messages that it has caused, {letters} are dead letters, with the key in their headers or their payload: replay \
+             what is still owed, and then remove them with `idem dead-letters drop`."
+        );
+    }
+    Report::said(told)
 }

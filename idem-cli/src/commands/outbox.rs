@@ -184,7 +184,7 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
         let destination = one.text("destination");
         return Err(Failure::refused(format!(
             "{} of them may be on their way at this moment, because a relay has {destination}: `idem outbox pause {destination}` \
-             first, and skip them some seconds later, when the relay has let go",
+             first, and skip them some seconds later, when the relay has let go; after one was killed, when the time of their calls is over",
             number(in_hand.len())
         )));
     }

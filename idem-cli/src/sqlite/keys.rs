@@ -228,6 +228,13 @@ WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR nam
     AND (o.event_key = ?1 OR EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
         WHERE json_extract(pair.value, '$[0]') IN ('idemcause', 'idemcausedby') AND json_extract(pair.value, '$[1]') IN (?1, ?3)))"#;
 
+/// As on PostgreSQL. Parameters: 1 key id, 2 consumer or NULL, 3 a JSON array of the key's forms.
+const OTHERS_LETTERS: &str = r#"
+SELECT count(*) FROM "{schema}_dead_letters" AS d
+WHERE d.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND d.key_id IS NOT ?1
+    AND EXISTS (SELECT 1 FROM json_each(?3) AS held
+        WHERE instr(d.headers, held.value) > 0 OR instr(d.payload, CAST(held.value AS BLOB)) > 0)"#;
+
 pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failure> {
     let key = asked.of.recorded(&asked.key)?;
     if let Some(consumer) = &asked.consumer {
@@ -246,11 +253,13 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     let count = file.number(&COUNT.replace("{hold}", HOLD), &binds).await?;
     let senders_key = asked.of.senders_key(&asked.key, &key);
     let waiting = file.number(WAITING, &[binds[0], binds[1], senders_key.as_str().into()]).await?;
+    let forms = serde_json::Value::from(erase::forms([&key, &senders_key])).to_string();
+    let letters = file.number(OTHERS_LETTERS, &[binds[2], binds[1], forms.as_str().into()]).await?;
     if count == 0 {
-        return Ok(erase::report("0 rows hold this key.", waiting));
+        return Ok(erase::report("0 rows hold this key.", waiting, letters));
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
     let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
-    Ok(erase::report(&erase::told(changed.iter().sum()), waiting))
+    Ok(erase::report(&erase::told(changed.iter().sum()), waiting, letters))
 }

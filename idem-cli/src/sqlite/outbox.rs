@@ -9,9 +9,9 @@ use crate::{commands::outbox::Events, exit::Failure, report::Table};
 /// The events `o` that are named. Parameter: 1 a JSON array of their numbers and keys.
 const NAMED: &str = "(o.number, o.event_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))";
 
-/// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`.
-const IN_HAND: &str =
-    "(d.relayed_until > {now} AND (o.state = 0 OR o.state = 1 AND (o.not_before <= {now} OR o.error = '{under_way}')))";
+/// As on PostgreSQL.
+const IN_HAND: &str = "(d.relayed_until > {now} AND (o.state = 0 OR o.state = 1 AND o.not_before <= {now})
+    OR o.state = 1 AND o.error = '{under_way}' AND o.not_before > {now})";
 
 /// Since when a copy of the event `o` may be with the receivers of `d`; NULL where it certainly was never sent.
 const FIRST_SENT: &str =
@@ -85,7 +85,7 @@ fn named<'e>(events: impl IntoIterator<Item = &'e EventName>) -> String {
 /// As on PostgreSQL.
 pub(super) const READERS: &str = r#"
 SELECT c.name, c.bound_to, min(c.retention) AS retention FROM "{schema}_consumers" AS c
-WHERE c.bound_to <> '' AND c.retention IS NOT NULL GROUP BY c.name, c.bound_to ORDER BY c.name"#;
+WHERE c.bound_to <> '' GROUP BY c.name, c.bound_to ORDER BY c.name"#;
 
 pub(super) const SHARED_KEYS: &str = r#"
 SELECT d.name AS destination, shared.writers, count(*) AS keys

@@ -118,3 +118,56 @@ async fn o67_an_event_that_waits_is_told_of_by_each_key_it_holds_on_sqlite() {
     })
     .await;
 }
+
+/// O76: a message that the key has caused is a dead letter of the next consumer, and holds it where a broker's event does.
+async fn dead_letters_of_what_it_caused_are_told_of(
+    idem: impl Fn(&[&str]) -> Answer,
+    run: impl AsyncFn(String),
+    letter: &str,
+    payload: impl Fn(&str) -> String,
+) {
+    let told = |key: &str| idem(&["erase", key, "--reason", "art-17", "--yes"]).ok();
+    let has = async |headers: &str, content: &str| {
+        run(format!("UPDATE {letter} SET headers = '{headers}', payload = {}", payload(content))).await;
+    };
+    for (headers, content) in [
+        (r#"[["idempotencykey", "e-1"], ["idemcause", "anna@example.org"]]"#, ""),
+        (r#"[["cloudEvents_causationid", "anna@example.org"]]"#, ""),
+        (r#"[["ce", "{\"id\":\"e-1\",\"correlationid\":\"anna@example.org\"}"]]"#, ""),
+        (r#"[["content-type", "application/cloudevents+json"]]"#, r#"{"idemcause":"anna@example.org"}"#),
+    ] {
+        has(headers, content).await;
+        let told = told("anna@example.org");
+        assert!(
+            told.contains("0 rows hold this key. Of the messages") && told.contains(" 1 are dead letters"),
+            "{told}"
+        );
+    }
+    has(r#"[["idemcause", "hanna@example.org"]]"#, "anna@example.org.uk").await;
+    assert_eq!(told("anna@example.org").trim(), "0 rows hold this key.");
+    // Its own are blanked with the key.
+    has(r#"[["idemcause", "order-1"]]"#, "").await;
+    let own = told("order-1");
+    assert!(own.contains("rows erased") && !own.contains("are dead letters"), "{own}");
+}
+
+#[tokio::test]
+async fn o76_dead_letters_of_what_a_key_caused_are_told_of_on_postgres() {
+    let fixture = crate::dead_letters::fixture().await;
+    fixture.run("DELETE FROM dead_letters WHERE idempotency_key <> 'order-1'").await;
+    let run = async |statement: String| fixture.run(&statement).await;
+    let payload = |content: &str| format!("convert_to('{content}', 'UTF8')");
+    dead_letters_of_what_it_caused_are_told_of(|words| fixture.idem_with(words), run, "dead_letters", payload).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn o76_dead_letters_of_what_a_key_caused_are_told_of_on_sqlite() {
+    let file = crate::sqlite::File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-0"]).await;
+    file.set_aside("order-1").await;
+    let run = async |statement: String| file.run(&statement).await;
+    let payload = |content: &str| format!("CAST('{content}' AS BLOB)");
+    dead_letters_of_what_it_caused_are_told_of(|words| file.idem_with(words), run, "idem_dead_letters", payload).await;
+}

@@ -172,7 +172,13 @@ async fn o40_what_a_relay_may_have_in_hand_is_not_skipped<S: Store>(
         let end = |after| EventEnd::Later { after, error: error.to_owned(), may_be_sent: true, counted: false };
         subject.outbox.settle(subject.payments, &[(&next[0], end(Duration::from_secs(600)))]).await.unwrap();
         match is_in_hand {
-            true => told().refused(on_its_way),
+            true => {
+                told().refused(on_its_way);
+                // O75: nor is it let go with the lease, as of a relay that was killed.
+                subject.outbox.release(subject.payments, "a").await.unwrap();
+                told().refused(on_its_way);
+                assert_eq!(subject.outbox.lease(subject.payments, request).await.unwrap(), Leased::Mine);
+            }
             false => assert!(told().ok().contains("1 would be skipped")),
         }
         subject.outbox.settle(subject.payments, &[(&next[0], end(Duration::ZERO))]).await.unwrap();

@@ -43,6 +43,30 @@ async fn migrate_down_asks_and_keeps_records() {
     fixture.drop().await;
 }
 
+/// A command that is newer than the tables names the cure.
+#[tokio::test]
+async fn on_older_tables_a_command_names_the_migration() {
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture.idem("migrate down --yes").ok();
+    fixture.idem("show order-1 --result").refused("older than this command: run `idem migrate up`");
+    fixture.idem("cleanup").refused("older than this command: run `idem migrate up`");
+    fixture.idem("migrate down --yes").ok();
+    fixture.idem("consumers rename orders purchases --yes").refused("older than this command: run `idem migrate up`");
+    fixture.idem("show order-1 --result").refused("run `idem migrate up`");
+    fixture.drop().await;
+
+    let file = crate::sqlite::File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    let store = file.store().await;
+    store.migrate_down().await.unwrap();
+    file.idem("show order-1 --result").refused("run `idem migrate up`");
+    file.idem("cleanup").refused("run `idem migrate up`");
+    store.migrate_down().await.unwrap();
+    file.idem("consumers rename orders purchases --yes").refused("run `idem migrate up`");
+}
+
 #[tokio::test]
 async fn migrate_print_is_what_migrate_up_does() {
     let fixture = Fixture::empty().await;

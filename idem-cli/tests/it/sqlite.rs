@@ -41,7 +41,7 @@ impl File {
     }
 
     /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
-    async fn deliver(&self, keys: &[&str]) -> String {
+    pub(crate) async fn deliver(&self, keys: &[&str]) -> String {
         let store = SqliteStore::open(&self.path).await.unwrap();
         let builder = DedupConsumer::builder(store, "orders").effects(Effects::InTransaction);
         let consumer = builder.handler(Accepting(Arc::default())).version("1.2.3").build().unwrap();
@@ -50,7 +50,7 @@ impl File {
     }
 
     /// Sets a message aside, as a worker does.
-    async fn set_aside(&self, key: &str) -> i64 {
+    pub(crate) async fn set_aside(&self, key: &str) -> i64 {
         let store = SqliteStore::open(&self.path).await.unwrap();
         let name = ConsumerName::new("orders").unwrap();
         let message = message(key).with_origin(Origin::new(&format!("q/{key}")));

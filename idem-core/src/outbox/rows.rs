@@ -336,7 +336,7 @@ pub enum Leased {
         /// The time until the lease ends, unless it is renewed.
         left: Duration,
     },
-    /// No relay: an operator has paused the destination.
+    /// An operator has paused the destination: no relay may begin to send.
     Paused,
 }
 
@@ -490,7 +490,8 @@ pub trait Outbox: Send + Sync + 'static {
 
     /// Takes or renews the lease of a destination, by the database's clock, and notes how long its receivers recognise a copy. If it is
     /// renewed or taken over after it ran out, any event that could go by then and has no outcome may have been sent. A lease that ends in
-    /// more than two minutes was given by a clock that was ahead, and keeps no other relay away.
+    /// more than two minutes was given by a clock that was ahead, and keeps no other relay away. Of a destination that was paused since,
+    /// the lease is renewed as long as it runs, because its relay may have events in hand.
     async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError>;
 
     /// Ends a lease before its time, if the relay has it.

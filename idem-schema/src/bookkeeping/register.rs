@@ -32,8 +32,9 @@ pub(super) async fn register(
     driver: &impl BookkeepingDriver,
     registration: &Registration,
 ) -> Result<Registered, StoreError> {
-    let warnings = driver.warnings().await?;
+    let mut warnings = driver.warnings().await?;
     let (scope, derives_as) = bind(driver, registration).await?;
+    warnings.extend(other_reader(driver, registration).await?);
     let mut hash_rules = Vec::with_capacity(registration.hash_rules.len());
     for rule in &registration.hash_rules {
         hash_rules.push(intern_rule(driver, rule).await?);
@@ -88,6 +89,25 @@ async fn bind(
         return Ok((id, derives_as.and_then(|name| ConsumerName::new(name).ok())));
     }
     Err(raced(doing))
+}
+
+/// A warning where a consumer of another name is bound to the same source: this one handles again what that one has handled (O78).
+async fn other_reader(
+    driver: &impl BookkeepingDriver,
+    registration: &Registration,
+) -> Result<Option<String>, StoreError> {
+    let Some(bound_to) = &registration.bound_to else { return Ok(None) };
+    let name = registration.consumer.as_str();
+    let parameters = [bound_to.as_str().into(), name.into()];
+    let rows =
+        driver.rows("registering the consumer", &driver.bookkeeping_statements().select_reader, &parameters).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let other: &str = row.get("name")?;
+    Ok(Some(format!(
+        "consumer {other} is bound to {bound_to} too, and what it has handled is new to {name}: if {name} was {other} when the backup \
+         was made that is restored now, stop this worker, see \"After a restore from a backup\" in the guide, and rename {other} again; if \
+         {other} was given up, `idem consumers rebind {other}` ends this warning"
+    )))
 }
 
 /// Refuses a new consumer under a name that another one had at first: both would give the same ids to their events and

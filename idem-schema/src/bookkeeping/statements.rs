@@ -40,6 +40,11 @@ ON CONFLICT DO NOTHING RETURNING id";
     select_renamed: "\
 SELECT name FROM {schema}.consumers WHERE derives_as = $1::text AND name <> $1::text ORDER BY id LIMIT 1";
 
+    /// Another consumer that is bound to a source. Parameters: 1 bound_to, 2 the name that is not meant, both `text`. Result: `name text`,
+    /// or no row.
+    select_reader: "\
+SELECT name FROM {schema}.consumers WHERE bound_to <> '' AND bound_to = $1::text AND name <> $2::text ORDER BY id LIMIT 1";
+
     /// Adds the scope of another tenant, like the oldest of its name.
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`, 3 the [numbers](idem_core::store::Interned) that it may have `int8[]`. Result:

@@ -24,7 +24,7 @@ ON CONFLICT DO NOTHING RETURNING id, id_form";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`, 4 for how many µs receivers recognise a
     /// copy `int8`. Result, one row: `mine bool`, `paused bool`, `left` in µs or NULL. A lease that ends in more than two minutes was
-    /// given by a clock that was ahead. Events whose numbers another server, or another sequence, has drawn may all have been sent,
+    /// given by a clock that was ahead. One of a destination that was paused since is renewed as long as it runs. Events whose numbers another server, or another sequence, has drawn may all have been sent,
     /// and begin anywhere: the backup that was restored may be older than any lease.
     lease: "\
 WITH leased AS (
@@ -38,11 +38,12 @@ WITH leased AS (
         numbers_of = now.numbers_of
     FROM (SELECT pg_catalog.clock_timestamp() AS at, pg_catalog.concat(pg_catalog.split_part({schema}.server_identity(), ', up since', 1),
         ', sequence ', pg_catalog.to_regclass('{schema}.outbox_numbers')::oid) AS numbers_of) AS now
-    WHERE d.id = $1::int4 AND d.paused_at IS NULL AND (d.relayed_by IS NULL OR d.relayed_by = $2::text
-        OR d.relayed_until <= now.at OR d.relayed_until > now.at + interval '2 minutes')
-    RETURNING d.id
+    WHERE d.id = $1::int4 AND CASE WHEN d.paused_at IS NULL THEN d.relayed_by IS NULL OR d.relayed_by = $2::text
+        OR d.relayed_until <= now.at OR d.relayed_until > now.at + interval '2 minutes'
+        ELSE d.relayed_by = $2::text AND d.relayed_until > now.at END
+    RETURNING d.paused_at
 )
-SELECT EXISTS (SELECT FROM leased) AS mine, d.paused_at IS NOT NULL AS paused,
+SELECT EXISTS (SELECT FROM leased WHERE paused_at IS NULL) AS mine, d.paused_at IS NOT NULL AS paused,
     greatest(extract(epoch FROM d.relayed_until - pg_catalog.clock_timestamp()) * 1000000::numeric, 0::numeric)::int8 AS left
 FROM {schema}.outbox_destinations AS d WHERE d.id = $1::int4";
 

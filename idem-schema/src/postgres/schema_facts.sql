@@ -1,3 +1,4 @@
+-- Types and conditions are written without quotes, which `quote_all_identifiers` puts around their names.
 WITH relations AS MATERIALIZED (
     SELECT c.oid, c.relname::text AS name, c.relkind, c.relpersistence, c.relrowsecurity
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -17,7 +18,7 @@ WITH relations AS MATERIALIZED (
 ), triggers AS (
     SELECT relations.name AS table_name, t.tgname::text AS name, t.tgenabled, t.tgdeferrable, t.tginitdeferred, t.tgtype,
         CASE WHEN t.tgqual IS NULL THEN 'always'
-            WHEN pg_catalog.strpos(pg_catalog.pg_get_triggerdef(t.oid, true), ' WHEN (new.alone) ') > 0 THEN 'alone'
+            WHEN pg_catalog.strpos(pg_catalog.replace(pg_catalog.pg_get_triggerdef(t.oid, true), '"', ''), ' WHEN (new.alone) ') > 0 THEN 'alone'
             ELSE 'altered' END AS fires,
         f.proname::text AS function
     FROM pg_catalog.pg_trigger AS t
@@ -25,7 +26,7 @@ WITH relations AS MATERIALIZED (
     JOIN pg_catalog.pg_proc AS f ON f.oid = t.tgfoid
     WHERE NOT t.tgisinternal AND relations.name IN ('processed_messages', 'units')
 ), functions AS (
-    SELECT p.oid, p.proname::text || '(' || pg_catalog.oidvectortypes(p.proargtypes) || ')' AS described
+    SELECT p.oid, p.proname::text || '(' || pg_catalog.replace(pg_catalog.oidvectortypes(p.proargtypes), '"', '') || ')' AS described
     FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
     WHERE n.nspname = $1::text
 )
@@ -33,7 +34,7 @@ SELECT
     EXISTS (SELECT FROM relations WHERE name = 'migrations') AS migrations_table,
     (SELECT CASE WHEN relkind = 'r' AND relpersistence = 'p' THEN 'table' WHEN relkind = 'p' THEN 'partitioned table'
         WHEN relkind = 'r' AND relpersistence = 'u' THEN 'unlogged table' ELSE 'no table' END FROM records) AS table_kind,
-    ARRAY(SELECT pg_catalog.format('%s %s%s%s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+    ARRAY(SELECT pg_catalog.format('%s %s%s%s', a.attname, pg_catalog.replace(pg_catalog.format_type(a.atttypid, a.atttypmod), '"', ''),
             CASE WHEN a.attcollation <> 0::oid THEN pg_catalog.format(' collate %s', l.collname) END,
             CASE WHEN a.attnotnull THEN ' not null' END)
         FROM pg_catalog.pg_attribute AS a JOIN records ON records.oid = a.attrelid

@@ -431,6 +431,12 @@ impl Outbox for MemoryOutbox {
             // An undeclared destination has no relay.
             let Some(row) = state.events.destination(destination) else { return Leased::Paused };
             if row.is_paused {
+                if let Some((by, until)) = &mut row.relay
+                    && by == relay
+                    && *until > now
+                {
+                    *until = now + time;
+                }
                 return Leased::Paused;
             }
             match &row.relay {

@@ -14,7 +14,11 @@ const LATE: Duration = Duration::from_secs(60);
 /// `shared_keys` the `destination`, `writers` and count of `keys` under which several writers send.
 pub(crate) fn findings(backlog: &[OutboxBacklog], readers: &Table, shared_keys: &Table) -> Vec<Row> {
     let forgetful = readers.rows().iter().flat_map(|reader| backlog.iter().filter_map(|one| forgets(reader, one)));
-    backlog.iter().flat_map(of).chain(forgetful).chain(shared_keys.rows().iter().map(collide)).collect()
+    let shared = readers.rows().iter().enumerate().filter_map(|(place, reader)| {
+        let other = readers.rows()[..place].iter().find(|other| other.text("bound_to") == reader.text("bound_to"))?;
+        Some(share(other, reader))
+    });
+    backlog.iter().flat_map(of).chain(forgetful).chain(shared_keys.rows().iter().map(collide)).chain(shared).collect()
 }
 
 fn finding(level: &str, finding: String, cure: String) -> Row {
@@ -39,6 +43,17 @@ fn forgets(reader: &Row, backlog: &OutboxBacklog) -> Option<Row> {
          --receiver-keeps that {name} reaches"
     );
     Some(finding("error", text, cure))
+}
+
+/// O78: two consumers of one source, of which each handles what the other has handled.
+fn share(one: &Row, other: &Row) -> Row {
+    let (one, other, bound_to) = (one.text("name"), other.text("name"), one.text("bound_to"));
+    let text = format!("{one} and {other} are both bound to {bound_to}: what one has handled is new to the other");
+    let cure = format!(
+        "If one was the other's name when a backup was made that was restored since, stop its workers and see \"After a restore from a \
+         backup\" in the guide; if one was given up, idem consumers rebind {one} or {other} takes the binding from it"
+    );
+    finding("warning", text, cure)
 }
 
 /// Whether a consumer that is bound to this reads the queue or topic that a relay knows by this name.
@@ -170,6 +185,22 @@ mod tests {
         let days = |days: u64| Duration::from_secs(days * 86_400);
         let kept = told(|backlog| (backlog.first_sent_ago, backlog.receiver_keeps) = (Some(days(5)), days(14)));
         assert_eq!(kept, Vec::<String>::new());
+    }
+
+    #[test]
+    fn o78_two_readers_of_one_source_are_a_finding() {
+        let reader = |(name, bound_to): (&str, &str)| Row::new([("name", name.into()), ("bound_to", bound_to.into())]);
+        let readers = [
+            ("ledger", "rabbitmq:live/orders"),
+            ("mails", "rabbitmq:live/mails"),
+            ("payments", "rabbitmq:live/orders"),
+        ];
+        let found = findings(&[], &readers.map(reader).into_iter().collect(), &Table::default());
+        let told: Vec<&str> = found.iter().map(|row| row.text("finding")).collect();
+        assert_eq!(
+            told,
+            ["ledger and payments are both bound to rabbitmq:live/orders: what one has handled is new to the other"]
+        );
     }
 
     #[test]

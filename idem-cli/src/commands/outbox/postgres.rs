@@ -9,9 +9,11 @@ use crate::{
     report::Table,
 };
 
-/// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`.
-const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp()
-    AND (o.state = 0 OR o.state = 1 AND (o.not_before <= pg_catalog.clock_timestamp() OR o.error = '{under_way}')))";
+/// Whether a relay may have the event `o` in hand at this moment, because it has the destination `d`, or because the time of its call
+/// is not over: where the relay was killed, its receiver may be carrying it out.
+const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp() AND (o.state = 0 OR o.state = 1
+    AND o.not_before <= pg_catalog.clock_timestamp())
+    OR o.state = 1 AND o.error = '{under_way}' AND o.not_before > pg_catalog.clock_timestamp())";
 
 fn statement(template: &str) -> String {
     template.replace("{in_hand}", IN_HAND).replace("{under_way}", UNDER_WAY)
@@ -97,10 +99,10 @@ WITH destinations AS MATERIALIZED (
 )
 SELECT {schema}.skip_events(pg_catalog.array_agg(number), pg_catalog.array_agg(event_key)) FROM gone";
 
-/// For how long each reader of a queue or topic remembers keys.
+/// For how long each reader of a queue or topic remembers keys; NULL where that is for ever.
 pub(crate) const READERS: &str = "\
 SELECT c.name, c.bound_to, (extract(epoch FROM pg_catalog.min(c.retention)) * 1000000::numeric)::int8 AS retention
-FROM {schema}.consumers AS c WHERE c.bound_to <> '' AND c.retention IS NOT NULL GROUP BY c.name, c.bound_to ORDER BY c.name";
+FROM {schema}.consumers AS c WHERE c.bound_to <> '' GROUP BY c.name, c.bound_to ORDER BY c.name";
 
 /// The writers of events that wait under one key for one destination, of the first in the order of their ids: those of one key come
 /// together there, and are as likely to be among them as any other.

@@ -24,6 +24,7 @@ impl BookkeepingStatements {
             select_consumer: text(SELECT_CONSUMER),
             insert_consumer: text(INSERT_CONSUMER),
             select_renamed: text(SELECT_RENAMED),
+            select_reader: text(SELECT_READER),
             insert_tenant: text(INSERT_TENANT),
             fill_binding: text(FILL_BINDING),
             update_horizons: text(UPDATE_HORIZONS),
@@ -93,6 +94,8 @@ WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
 
 const SELECT_RENAMED: &str =
     r#"SELECT name FROM "{schema}_consumers" WHERE derives_as = ?1 AND name <> ?1 ORDER BY id LIMIT 1"#;
+
+const SELECT_READER: &str = r#"SELECT name FROM "{schema}_consumers" WHERE bound_to <> '' AND bound_to = ?1 AND name <> ?2 ORDER BY id LIMIT 1"#;
 
 const INSERT_TENANT: &str = r#"
 INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,

@@ -46,8 +46,9 @@ WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
 const LEASE: &str = r#"
 UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?5 + ?3,
     relay_lost_at = iif(relayed_by <> ?2 OR relayed_until <= ?5, min(relayed_until, ?5), relay_lost_at), receiver_keeps = ?4
-WHERE id = ?1 AND paused_at IS NULL
-    AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5 OR relayed_until > ?5 + 120000000);
+WHERE id = ?1 AND iif(paused_at IS NULL,
+    relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5 OR relayed_until > ?5 + 120000000,
+    relayed_by = ?2 AND relayed_until > ?5);
 SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
     max(relayed_until - ?5, 0) AS "left"
 FROM "{schema}_outbox_destinations" WHERE id = ?1"#;

@@ -3,10 +3,10 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
-    ControlState, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
-    Tenant,
+    ConsumerName, ControlState, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, PayloadHash, Reason,
+    Store as _, StoreError, Tenant,
     dead_letter::{FailureKind, Fingerprint},
-    store::{AuditEntry, Bookkeeping as _, Control},
+    store::{AuditEntry, Bookkeeping as _, Control, Registration},
 };
 use idem_sqlx::PostgresStore;
 
@@ -141,5 +141,27 @@ async fn j63_a_consumer_whose_row_was_lost_is_registered_again() {
     fixture.run("DELETE FROM consumers").await;
     assert_eq!(process(&consumer, vec![of("globex"), of("acme")]).await, "PD");
     assert_eq!(fixture.texts("SELECT id::text FROM consumers WHERE tenant = ''").await, before);
+    fixture.drop().await;
+}
+
+/// O78: after a restore from before its rename, a consumer begins anew on the source of the one that it was.
+#[tokio::test]
+async fn o78_a_second_consumer_of_one_source_is_warned_of() {
+    let fixture = Fixture::new().await;
+    let store = &fixture.store;
+    let of = |name: &str, source: &str| {
+        let (name, rules) = (ConsumerName::new(name).unwrap(), vec!["raw/1".to_owned()]);
+        let registration =
+            Registration::new(name, Tenant::default(), "header".to_owned(), rules, idem_core::Retention::Forever);
+        registration.bound_to(Some(source.to_owned()))
+    };
+    let is_told = async |name: &str, source: &str| {
+        let registered = store.bookkeeping().register(&of(name, source)).await.unwrap();
+        registered.warnings.iter().any(|warning| warning.contains("consumer orders is bound to memory/q1 too"))
+    };
+    assert!(!is_told("orders", "memory/q1").await);
+    assert!(!is_told("orders", "memory/q1").await, "it is the only one");
+    assert!(!is_told("mails", "memory/q2").await, "it has another source");
+    assert!(is_told("purchases", "memory/q1").await);
     fixture.drop().await;
 }

@@ -75,6 +75,45 @@ async fn records_are_never_dropped_by_a_migration() {
     fixture.drop().await;
 }
 
+/// O74: the migrations are not taken back where that loses an event, the name or form of its ids, a pause or an answer, or leaves
+/// the table of Debezium's script without what feeds it.
+#[tokio::test]
+async fn o74_the_migrations_are_not_taken_back_while_they_hold_something() {
+    let fixture = Fixture::new().await;
+    let event = "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload) VALUES (key_id('a'), 1, 1, 1, 'a', '', '')";
+    let answer = "INSERT INTO processed_results (consumer, key_id, kind, body) VALUES (1, key_id('a'), 0, '')";
+    let destination = "INSERT INTO outbox_destinations (name, id_form, paused_at) VALUES ('payments', 'uuid8', NULL)";
+    let scope = "INSERT INTO consumers (name, tenant, bound_to, handler, key_rules, hash_rules, derives_as) VALUES ('purchases', '', '', '', '', '', 'orders')";
+    let with_end = format!("{answer}; UPDATE processed_results SET answer_until = now()");
+    let with_reference = format!("{answer}; UPDATE processed_results SET reference = 'r'");
+    let paused = format!("{destination}; UPDATE outbox_destinations SET paused_at = now()");
+    let hex32 = format!("{destination}; UPDATE outbox_destinations SET id_form = 'hex32'");
+    for (version, holds, words, ends) in [
+        (10, &*with_end, "answers with an end", "DELETE FROM processed_results"),
+        (10, &with_reference, "or a reference", "DELETE FROM processed_results"),
+        (9, event, "idem outbox skip", "DELETE FROM outbox"),
+        (9, scope, "idem consumers rename", "UPDATE consumers SET derives_as = name"),
+        (9, &paused, "idem outbox resume", "DELETE FROM outbox_destinations"),
+        (9, &hex32, "forms of ids", "DELETE FROM outbox_destinations"),
+        (9, answer, "answers that repeats get", "DELETE FROM processed_results"),
+        (9, "CREATE TABLE outbox_cdc ()", "DROP PUBLICATION idem_outbox", "DROP TABLE outbox_cdc"),
+    ] {
+        fixture.down_to(version).await;
+        fixture.run(holds).await;
+        let Err(MigrateError::Failed { version: failed, source, .. }) = fixture.store.migrate_down().await else {
+            panic!("{holds} was lost");
+        };
+        let source = source.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error).unwrap();
+        let report = source.downcast_ref::<sqlx::postgres::PgDatabaseError>();
+        let text = format!("{} {}", report.message(), report.hint().unwrap_or_default());
+        assert!(failed == version && text.contains(words) && text.contains("eave the schema as it is"), "{text}");
+        fixture.run(ends).await;
+    }
+    fixture.down_to(8).await;
+    fixture.store.migrate().await.unwrap();
+    fixture.drop().await;
+}
+
 #[tokio::test]
 async fn a_changed_or_newer_schema_is_left_alone() {
     let fixture = Fixture::new().await;
@@ -88,6 +127,16 @@ async fn a_changed_or_newer_schema_is_left_alone() {
     assert!(matches!(newer, Err(MigrateError::Plan(MigrationError::Newer { found: 1000, .. }))), "{newer:?}");
     let error = fixture.store.bookkeeping().verify().await.unwrap_err().to_string();
     assert!(error.contains("version 1000") && error.contains("later release"), "{error}");
+    fixture.drop().await;
+}
+
+/// A setting of the login's that only changes how the server writes definitions keeps no worker from starting.
+#[tokio::test]
+async fn names_that_the_server_quotes_are_the_same_names() {
+    let fixture = Fixture::new().await;
+    let quoting = fixture.connection.clone().options([("quote_all_identifiers", "on")]);
+    let store = fixture.options_of(quoting).build().unwrap();
+    store.bookkeeping().verify().await.unwrap();
     fixture.drop().await;
 }
 

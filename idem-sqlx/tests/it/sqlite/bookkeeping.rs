@@ -45,6 +45,23 @@ async fn a_name_is_bound_by_what_its_starts_say() {
     }
 }
 
+/// O78: after a restore from before its rename, a consumer begins anew on the source of the one that it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn o78_a_second_consumer_of_one_source_is_warned_of() {
+    let (_file, store) = fresh().await;
+    let of = |name: &str, source: &str| {
+        registration().consumer(ConsumerName::new(name).unwrap()).bound_to(Some(source.to_owned()))
+    };
+    let is_told = async |name: &str, source: &str| {
+        let registered = store.bookkeeping().register(&of(name, source)).await.unwrap();
+        registered.warnings.iter().any(|warning| warning.contains("consumer orders is bound to memory/q1 too"))
+    };
+    assert!(!is_told("orders", "memory/q1").await);
+    assert!(!is_told("orders", "memory/q1").await, "it is the only one");
+    assert!(!is_told("mails", "memory/q2").await, "it has another source");
+    assert!(is_told("purchases", "memory/q1").await);
+}
+
 /// S2: the same consumer and key of two tenants are two scopes.
 #[tokio::test(flavor = "multi_thread")]
 async fn s2_tenants_and_consumers_have_scopes_of_their_own() {

@@ -102,17 +102,50 @@ async fn o38_an_outbox_that_is_far_behind_is_not_counted_to_its_end() {
     assert_eq!(outbox.backlog(Some(&other)).await.unwrap().remove(0).pending, 0);
 }
 
-/// An event that waits is not dropped with its table.
+/// O74: the migrations are not taken back where that loses an event, the name or form of its ids, a pause or an answer.
 #[tokio::test]
-async fn the_migration_is_not_taken_back_while_an_event_waits() {
+async fn o74_the_migrations_are_not_taken_back_while_they_hold_something() {
     let (file, store) = fresh().await;
     let plain = store.plain_outbox("billing", ["payments"]).await.unwrap();
+    let refused = async |words: &str| {
+        let refused = store.migrate_down().await.unwrap_err();
+        let text = idem_core::chain(&refused).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        assert!(text.contains(words) && text.contains("leave the schema as it is"), "{text}");
+    };
+    let answer =
+        "INSERT INTO idem_processed_results (consumer, key_id, kind, body, stored_at) VALUES (1, x'00', 0, x'', 0)";
+    for column in ["answer_until = 9", "reference = 'r'"] {
+        file.run(&format!("{answer}; UPDATE idem_processed_results SET {column}")).await;
+        refused("answers with an end or a reference").await;
+        file.run("DELETE FROM idem_processed_results").await;
+    }
+    assert_eq!(store.migrate_down().await.unwrap(), Some(7));
     plain.publish(&mut file.connect().await, "invoice-1", Event::to("payments")).await.unwrap();
-    assert_eq!(store.migrate_down().await.unwrap(), Some(7), "the one behind it");
-    let refused = store.migrate_down().await.unwrap_err();
-    let text = idem_core::chain(&refused).map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    assert!(text.contains("events that were not published"), "{text}");
-    file.run("DELETE FROM idem_outbox").await;
-    store.migrate_down().await.unwrap();
+    refused("events that were not published").await;
+    for (holds, words, ends) in [
+        (
+            "DELETE FROM idem_outbox; UPDATE idem_consumers SET derives_as = 'invoices'",
+            "idem consumers rename",
+            "idem_consumers SET derives_as = name",
+        ),
+        (
+            "UPDATE idem_outbox_destinations SET paused_at = 1",
+            "idem outbox resume",
+            "idem_outbox_destinations SET paused_at = NULL",
+        ),
+        (
+            "UPDATE idem_outbox_destinations SET id_form = 'hex32'",
+            "forms of ids",
+            "idem_outbox_destinations SET id_form = 'uuid8'",
+        ),
+    ] {
+        file.run(holds).await;
+        refused(words).await;
+        file.run(&format!("UPDATE {ends}")).await;
+    }
+    file.run(answer).await;
+    refused("answers that repeats get").await;
+    file.run("DELETE FROM idem_processed_results").await;
+    assert_eq!(store.migrate_down().await.unwrap(), Some(6));
     store.migrate().await.unwrap();
 }

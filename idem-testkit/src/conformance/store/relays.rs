@@ -325,6 +325,15 @@ pub async fn one_relay_at_a_time_has_a_destination<T: StoreUnderTest>(subject: &
     assert!(!outbox.pause("nowhere", true).await.unwrap());
     assert_eq!(lease("three").await, Leased::Paused);
     assert!(first_of(&*outbox, None).await.is_paused);
+    // O75: the relay that has it may have events in hand, and keeps its lease; it gets no new one.
+    if fixture.arrange(Arrangement::Age(MINUTE / 2)).await {
+        assert_eq!(lease("three").await, Leased::Paused);
+        fixture.arrange(Arrangement::Age(3 * MINUTE / 4)).await;
+        assert_eq!(first_of(&*outbox, None).await.relayed_by.as_deref(), Some("three"));
+        fixture.arrange(Arrangement::Age(MINUTE / 2)).await;
+        assert_eq!(lease("three").await, Leased::Paused);
+        assert_eq!(first_of(&*outbox, None).await.relayed_by, None);
+    }
     assert!(outbox.pause(DESTINATIONS[0], false).await.unwrap());
     assert_eq!(lease("three").await, Leased::Mine);
 }

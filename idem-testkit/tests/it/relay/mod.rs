@@ -508,6 +508,36 @@ async fn o40_a_relay_lets_go_of_a_paused_destination() {
     assert_eq!((backlog.pending, backlog.first_sent_ago), (1, None));
 }
 
+/// O75: a relay whose destination is paused has it until the last call has ended, however long that takes.
+#[tokio::test(start_paused = true)]
+async fn o75_a_paused_destination_is_let_go_once_nothing_is_under_way() {
+    for topic in [Topic::new(), Topic::each(10)] {
+        let fixture = Fixture::new();
+        let topic = topic.with("0", Does::AnswersAfter(Duration::from_secs(7)));
+        let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+        fixture.commit_many("a", 0..1).await;
+        while topic.arrived().is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        fixture.outbox().pause("a", true).await.unwrap();
+        let has_it = async || fixture.outbox().backlog(None).await.unwrap()[0].relayed_by.is_some();
+        loop {
+            let has_it = has_it().await;
+            if fixture.store.events().is_empty() {
+                break;
+            }
+            assert!(has_it, "it lets go while a call is under way");
+            sleep(Duration::from_millis(50)).await;
+        }
+        let noted = Instant::now();
+        while has_it().await {
+            sleep(Duration::from_millis(5)).await;
+            assert!(noted.elapsed() < Duration::from_secs(1), "it does not let go");
+        }
+        run.abort();
+    }
+}
+
 #[test]
 fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
     let fixture = Fixture::new();

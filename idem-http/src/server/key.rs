@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName};
 use idem_core::{
-    KeyPolicy,
+    IdempotencyKey, KeyPolicy,
     key::{KEY_BYTES_MAX, KeyError},
 };
 
@@ -34,11 +34,14 @@ pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result
 /// The key, checked against the form that the service requires. It stays as it was sent, whatever the form: a service that changes its
 /// profile would not find its own records otherwise, and would run their operations again (W130).
 pub(crate) fn formed(text: String, policy: KeyPolicy) -> Result<String, &'static str> {
-    let key = idem_core::IdempotencyKey::new(&text).map_err(|error| match error {
-        KeyError::Empty => "the key is empty",
-        KeyError::TooLong { .. } => TOO_LONG,
-        KeyError::ControlCharacter => "the key holds a control character",
-        _ => "the key cannot be kept",
+    let key = IdempotencyKey::new(&text).map_err(|error| {
+        if matches!(error, KeyError::TooLong { .. }) {
+            TOO_LONG
+        } else if matches!(error, KeyError::ControlCharacter) {
+            "the key holds a control character"
+        } else {
+            "the key is empty"
+        }
     })?;
     policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
     Ok(text)

@@ -115,6 +115,44 @@ impl<S: Store> Idempotency<S> {
         self.0.engine.start().await
     }
 
+    /// How many requests that have claimed their key, or are about to, run in this process, with or without their client.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.0.flights.count()
+    }
+
+    /// Waits until no request runs in this process that has claimed its key, or is about to.
+    ///
+    /// A request that was begun goes on in a task of its own when its client is gone, and no server counts it among its connections. A
+    /// process that stops waits for its server first, which takes nothing new, and then for this, as long as its stop may take:
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use idem_core::store::Store;
+    /// # use idem_http::Idempotency;
+    /// # async fn stop() {}
+    /// # async fn serve<S: Store>(
+    /// #     payments: &Idempotency<S>,
+    /// #     listener: tokio::net::TcpListener,
+    /// #     app: axum::Router,
+    /// # ) -> std::io::Result<()> {
+    /// axum::serve(listener, app).with_graceful_shutdown(stop()).await?;
+    /// if tokio::time::timeout(Duration::from_secs(20), payments.idle()).await.is_err() {
+    ///     tracing::warn!("{} requests are broken off and roll back", payments.running());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Those that are broken off leave nothing, but for what was committed, as in a crash: their clients ask again with their keys.
+    /// Operations that were called through the [`engine`](Self::engine) are their callers' to wait for.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn idle(&self) {
+        self.0.flights.none_left().await;
+    }
+
     /// Whether the fingerprints of new records are made with a [secret](IdempotencyBuilder::hash_secret).
     #[must_use]
     pub fn is_keyed(&self) -> bool {

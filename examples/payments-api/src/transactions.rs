@@ -125,6 +125,10 @@ async fn read<S: Books>(
     Bearer(tenant): Bearer,
     Path(id): Path<String>,
 ) -> Response {
+    // No transaction has such an id, and PostgreSQL takes no NUL.
+    if id.contains('\0') {
+        return StatusCode::NOT_FOUND.into_response();
+    }
     match S::transaction(&shared.readers, &tenant, &id).await {
         Ok(Some(transaction)) => Json(transaction).into_response(),
         Ok(None) => StatusCode::NOT_FOUND.into_response(),

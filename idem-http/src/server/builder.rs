@@ -398,6 +398,10 @@ impl<S: Store> IdempotencyBuilder<S> {
                 return Err(ConfigError::new("keys_for", value, rule));
             }
         }
+        if let Some(number) = fingerprint::shared_number(&self.secrets) {
+            let rule = "two different secrets have this number, by which records tell them apart: give each its own";
+            return Err(ConfigError::new("hash_secret", number, rule));
+        }
         if self.answers_by_subject && self.secrets.is_empty() {
             let rule = "with plain hashes it tells no subjects apart, because a name with another's hash can be found by trying: call \
                         .hash_secret(…), or give --hash-secret 1=FILE";

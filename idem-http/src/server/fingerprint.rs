@@ -48,6 +48,14 @@ impl fmt::Debug for HashSecret {
     }
 }
 
+/// A number that two different secrets have.
+pub(crate) fn shared_number(secrets: &[HashSecret]) -> Option<u16> {
+    let rule = |secret: &HashSecret| Hashing::Keyed(secret.clone()).rule();
+    let is_others =
+        |one: &HashSecret| secrets.iter().any(|other| one.number == other.number && rule(one) != rule(other));
+    secrets.iter().find(|one| is_others(one)).map(|one| one.number)
+}
+
 /// How fingerprints are hashed.
 #[derive(Debug, Clone)]
 pub(crate) enum Hashing {

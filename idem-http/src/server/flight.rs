@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use idem_core::{IdempotencyKey, ResultBody};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
 use super::{answer::Times, fingerprint::Print};
 
@@ -29,9 +30,14 @@ pub(crate) struct Landed {
     pub(crate) times: Times,
 }
 
-/// All keys that run now.
+/// All keys that run now, with or without a client.
 #[derive(Default)]
-pub(crate) struct Flights(Mutex<HashMap<IdempotencyKey, (watch::Receiver<Stage>, Print)>>);
+pub(crate) struct Flights {
+    all: Mutex<All>,
+    none_left: Notify,
+}
+
+type All = HashMap<IdempotencyKey, (watch::Receiver<Stage>, Print)>;
 
 /// Whether a request is the first one with its key in this process.
 pub(crate) enum Boarded {
@@ -42,7 +48,7 @@ pub(crate) enum Boarded {
 
 impl Flights {
     pub(crate) fn board(self: &Arc<Self>, key: &IdempotencyKey, print: Print) -> Boarded {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all();
         if let Some((stage, _)) = all.get(key) {
             return Boarded::Other(stage.clone());
         }
@@ -53,7 +59,29 @@ impl Flights {
 
     /// The progress of the request with this key, and its fingerprint, if one runs.
     pub(crate) fn stage(&self, key: &IdempotencyKey) -> Option<(watch::Receiver<Stage>, Print)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+        self.all().get(key).cloned()
+    }
+
+    /// How many keys run.
+    pub(crate) fn count(&self) -> usize {
+        self.all().len()
+    }
+
+    /// Waits until none runs.
+    pub(crate) async fn none_left(&self) {
+        loop {
+            // Before the look, so that an end right behind it is not missed.
+            let mut ended = pin!(self.none_left.notified());
+            ended.as_mut().enable();
+            if self.count() == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,7 +94,11 @@ pub(crate) struct Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        let mut all = self.flights.all();
+        all.remove(&self.key);
+        if all.is_empty() {
+            self.flights.none_left.notify_waiters();
+        }
     }
 }
 

@@ -1,10 +1,15 @@
 //! Reads the key from its header.
 
 use http::{HeaderMap, HeaderName};
-use idem_core::{KeyPolicy, key::KEY_BYTES_MAX};
+use idem_core::{
+    IdempotencyKey, KeyPolicy,
+    key::{KEY_BYTES_MAX, KeyError},
+};
 
 /// The header.
 pub(crate) const KEY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+
+const TOO_LONG: &str = "the key is longer than 255 bytes";
 
 /// Why a request has no usable key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +34,15 @@ pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result
 /// The key, checked against the form that the service requires. It stays as it was sent, whatever the form: a service that changes its
 /// profile would not find its own records otherwise, and would run their operations again (W130).
 pub(crate) fn formed(text: String, policy: KeyPolicy) -> Result<String, &'static str> {
-    let key = idem_core::IdempotencyKey::new(&text).map_err(|_| "the key is longer than 255 bytes")?;
+    let key = IdempotencyKey::new(&text).map_err(|error| {
+        if matches!(error, KeyError::TooLong { .. }) {
+            TOO_LONG
+        } else if matches!(error, KeyError::ControlCharacter) {
+            "the key holds a control character"
+        } else {
+            "the key is empty"
+        }
+    })?;
     policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
     Ok(text)
 }
@@ -47,7 +60,7 @@ pub(crate) fn read(value: &[u8], strict: bool) -> Result<String, &'static str> {
         return Err("the key is empty");
     }
     if key.len() > KEY_BYTES_MAX {
-        return Err("the key is longer than 255 bytes");
+        return Err(TOO_LONG);
     }
     Ok(key)
 }
@@ -107,5 +120,15 @@ mod tests {
         assert!(read(&[b'k'; 255], false).is_ok());
         assert!(read(b"bare", true).is_err());
         assert_eq!(read(b"\"quoted\"", true).as_deref(), Ok("quoted"));
+    }
+
+    /// W136: a refused key is refused for its own reason.
+    #[test]
+    fn w136_a_key_is_refused_for_what_is_wrong_with_it() {
+        let refused = |key: &str, policy| formed(key.to_owned(), policy).unwrap_err();
+        assert_eq!(refused("a\0b", KeyPolicy::Token), "the key holds a control character");
+        assert_eq!(refused(&"k".repeat(256), KeyPolicy::Token), "the key is longer than 255 bytes");
+        assert_eq!(refused("", KeyPolicy::Token), "the key is empty");
+        assert_eq!(refused("k", KeyPolicy::Uuid), "the key is no UUID as RFC 9562 writes it");
     }
 }

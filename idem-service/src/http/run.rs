@@ -147,18 +147,19 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
         status.relaying(relay.view());
         tokio::spawn(relay.run(status.stop.clone().cancelled_owned()))
     });
-    status.serves(move || served(&idempotency));
+    let seen = idempotency.clone();
+    status.serves(move || served(&seen));
     tracing::info!(store = D::CLIENT, address = %bound, "serving requests");
-    let served = server::serve(listener, routes, &status.stop, flags.common.drain).await;
+    let served = server::serve(listener, routes, &status.stop, flags.common.drain, &idempotency).await;
     let relayed = match relaying {
         Some(relaying) => relaying.await.map_err(|_| Failure::new(Exit::Bug, "the relay panicked"))?,
         None => Ok(()),
     };
     hooks.stop().await;
-    served.map_err(|left| {
+    served.map_err(|server::Left { unanswered, running }| {
         let line = format!(
-            "{left} connections had requests that were not answered within --drain; what was committed of them stays, and nothing else: \
-             their clients learn it by their keys"
+            "within --drain {unanswered} requests were not answered, and {running} operations did not end, with those whose clients are \
+             gone; what was committed of them stays, and nothing else: their clients learn it by their keys"
         );
         Failure::new(Exit::DrainDeadline, line)
     })?;

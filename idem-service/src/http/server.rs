@@ -1,18 +1,32 @@
 //! Serves requests within limits: a client of the port may neither hold the service's memory nor keep it from stopping.
 
-use std::{pin::pin, time::Duration};
+mod writes;
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::Router;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use idem_core::CancellationToken;
+use idem_core::{CancellationToken, Store};
+use idem_http::Idempotency;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
     task::JoinSet,
     time::timeout,
 };
+
+use self::writes::Writes;
 
 /// How many connections are open at once. One more waits until another has closed.
 const CONNECTIONS_MAX: usize = 20_000;
@@ -26,17 +40,28 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// How long nothing is accepted after the system had no connection to give, such as for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`, and then until running requests have been answered, for at most `drain`.
+/// The requests that a stop did not wait for any longer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// Those that had no answer, with a client that waited.
+    pub(super) unanswered: usize,
+    /// Those that ran, with or without a client.
+    pub(super) running: usize,
+}
+
+/// Serves until `stop`, and then until running requests have been answered and the others, whose clients are gone, have ended, for at
+/// most `drain`.
 ///
 /// # Errors
-/// How many connections were not done by then.
-pub(super) async fn serve(
+/// The requests that were not done by then. A client that has yet to read its answer is not one of them.
+pub(super) async fn serve<S: Store>(
     listener: TcpListener,
     routes: Router,
     stop: &CancellationToken,
     drain: Duration,
-) -> Result<(), usize> {
-    let mut open = JoinSet::new();
+    idempotency: &Idempotency<S>,
+) -> Result<(), Left> {
+    let (mut open, unanswered) = (JoinSet::new(), Arc::<AtomicUsize>::default());
     loop {
         while open.try_join_next().is_some() {}
         if open.len() >= CONNECTIONS_MAX {
@@ -50,23 +75,47 @@ pub(super) async fn serve(
             () = stop.cancelled() => break,
         };
         match accepted {
-            Ok((stream, _)) => drop(open.spawn(connection(stream, routes.clone(), stop.clone()))),
+            Ok((stream, _)) => {
+                // An answer is one small piece, and its client waits for it.
+                let _ = stream.set_nodelay(true);
+                open.spawn(connection(stream, routes.clone(), stop.clone(), Arc::clone(&unanswered)));
+            }
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
     // Clients of the next process on this address are refused until it is there, and not left waiting.
     drop(listener);
-    let all = async { while open.join_next().await.is_some() {} };
-    let ended = timeout(drain, all).await;
-    ended.map_err(|_| open.len())
+    let all = async {
+        while open.join_next().await.is_some() {}
+        idempotency.idle().await;
+    };
+    if timeout(drain, all).await.is_ok() {
+        return Ok(());
+    }
+    match (unanswered.load(Ordering::Relaxed), idempotency.running()) {
+        (0, 0) => Ok(()),
+        (unanswered, running) => Err(Left { unanswered, running }),
+    }
 }
 
-async fn connection(stream: TcpStream, routes: Router, stop: CancellationToken) {
-    // An answer is one small piece, and its client waits for it.
-    let _ = stream.set_nodelay(true);
+async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
+    stream: I,
+    routes: Router,
+    stop: CancellationToken,
+    unanswered: Arc<AtomicUsize>,
+) {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).max_buf_size(HEAD_BYTES_MAX);
-    let mut served = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
+    let (stream, routes) = (TokioIo::new(Writes::new(stream, stop.clone())), TowerToHyperService::new(routes));
+    let counted = service_fn(|request| {
+        let (request_in_hand, answered) = (InHand::one(&unanswered), routes.call(request));
+        async move {
+            let answered = answered.await;
+            drop(request_in_hand);
+            answered
+        }
+    });
+    let mut served = pin!(server.serve_connection(stream, counted));
     // A connection that fails is that connection's affair.
     let _ = tokio::select! {
         ended = served.as_mut() => ended,
@@ -76,3 +125,22 @@ async fn connection(stream: TcpStream, routes: Router, stop: CancellationToken) 
         }
     };
 }
+
+/// A request without an answer, until this is dropped.
+struct InHand(Arc<AtomicUsize>);
+
+impl InHand {
+    fn one(all: &Arc<AtomicUsize>) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(all))
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

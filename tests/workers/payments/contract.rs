@@ -446,6 +446,21 @@ async fn w61_a_key_can_be_asked_about() {
     fixture.remove().await;
 }
 
+/// W136: a path with a character that no database stores and no key has is answered for good, with the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn w136_a_nul_in_a_path_is_answered_for_good() {
+    let fixture = Fixture::new("http").await;
+    let api = fixture.start(&[]).await;
+    let read = |path: &str| Request::new("GET", path).tenant("acme");
+    let none = read("/transactions/a%00b").answer(&api.address).await;
+    assert_eq!(none.status, 404, "{none:?}");
+    let refused = read("/idempotency/a%00b").answer(&api.address).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.text().contains("holds a control character"), "{}", refused.text());
+    assert!(api.stop().await.status.success());
+    fixture.remove().await;
+}
+
 /// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also for earlier answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn w75_the_other_client_keeps_the_same_promise() {

@@ -25,6 +25,7 @@ mod purchase;
 mod readme;
 mod seen;
 mod slow;
+mod stops;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]
 #[path = "../kafka/topic.rs"]
 mod topic;

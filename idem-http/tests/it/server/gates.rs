@@ -355,6 +355,20 @@ async fn w28_a_secret_can_be_replaced() {
     assert!(refused.to_string().contains("http-hmac-sha256/1:2-"), "{refused}");
 }
 
+/// W137: two secrets under one number cannot be told apart in the records.
+#[tokio::test]
+async fn w137_a_number_is_one_secrets() {
+    let ground = Memory::new().await;
+    let build = |secrets: [(u16, &[u8]); 2]| {
+        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let secrets = secrets.map(|(number, secret)| HashSecret::new(number, secret).unwrap());
+        secrets.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret)).build()
+    };
+    let refused = build([(1, &[7; 32]), (1, &[9; 32])]).unwrap_err();
+    assert_eq!((refused.field, refused.value.as_str()), ("hash_secret", "1"), "{refused}");
+    assert!(build([(1, &[7; 32]), (2, &[9; 32])]).is_ok());
+}
+
 /// W120: during a deploy a repeat reaches an instance that does not know yet by what the first one's fingerprint was made. A 422 would say
 /// that the key is used up, and the client would draw another one for what was done.
 #[tokio::test]

@@ -1,6 +1,11 @@
 //! Repeats: one effect, and the first answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use http::{Method, Request};
 use idem_core::{Retention, Store as _};
@@ -125,6 +130,25 @@ pub(crate) async fn w3_what_was_begun_ends_without_its_client<G: Ground>() {
     assert_eq!((again.status, again.is_replayed()), (201, Some(true)), "{again:?}");
     assert_eq!(ground.paid().await, ["one"]);
     assert_eq!(runs.begun(), 1);
+}
+
+/// W135: a process that stops can wait for the requests whose clients are gone.
+pub(crate) async fn w135_requests_without_a_client_can_be_waited_for<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).build().unwrap();
+    let route = route::<G>(&idempotency, &runs);
+    idempotency.idle().await;
+    let mut gone = send::<G>(&route, held(request("k", "one")));
+    tokio::select! {
+        seen = &mut gone => panic!("it was answered while it is held: {seen:?}"),
+        () = runs.until_begun(1) => drop(gone),
+    }
+    let mut idle = pin!(idempotency.idle());
+    assert!(idle.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it runs");
+    assert_eq!(idempotency.running(), 1);
+    runs.release(1);
+    idle.await;
+    assert_eq!((idempotency.running(), ground.paid().await), (0, vec!["one".to_owned()]));
 }
 
 pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {

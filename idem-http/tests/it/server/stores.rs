@@ -27,6 +27,7 @@ on_every_store!(
     repeats::w2_three_at_once_have_one_effect_and_one_answer,
     repeats::w2_who_does_not_wait_is_told_that_it_runs,
     repeats::w3_what_was_begun_ends_without_its_client,
+    repeats::w135_requests_without_a_client_can_be_waited_for,
     repeats::w4_another_request_is_no_repeat,
     repeats::w5_malformed_keys_have_no_effect,
     repeats::w123_a_safe_method_runs_nothing,

@@ -152,6 +152,7 @@ impl UnitOptions {
 /// 3. A unit that is dropped leaves nothing committed that was not committed before.
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
 /// 5. `look_up` answers from rows that were committed, and writes nothing.
+/// 6. `is_free` leaves nothing behind.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 pub trait Store: Send + Sync + Sized + 'static {
@@ -227,6 +228,35 @@ pub trait Store: Send + Sync + Sized + 'static {
             let found = unit.look_up(claims).await?;
             unit.rollback().await?;
             Ok(found)
+        }
+    }
+
+    /// Whether a key could be claimed now: it has no record, and no other unit holds it. Waits for one that does as a claim waits.
+    ///
+    /// As it is here it claims the key in a unit that it rolls back, and holds the key between the two: for as long as a round trip
+    /// takes, and where the process is lost in between, until the server notices. A store whose server is a network away should send
+    /// one message, which the server runs to its end by itself.
+    ///
+    /// # Errors
+    /// Nothing is known of the key, and the session must be dropped.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn is_free<'l>(
+        &'l self,
+        session: &'l mut Self::Session,
+        options: UnitOptions,
+        claim: &'l Claim,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        async move {
+            let mut unit = self.begin(session, options).await?;
+            let is_free = match unit.claim(std::slice::from_ref(claim)).await {
+                Ok(claimed) => matches!(claimed[..], [Claimed::Inserted]),
+                Err(ClaimError::Held | ClaimError::NoWinner { .. }) => false,
+                Err(ClaimError::Store(error)) => return Err(error),
+            };
+            unit.rollback().await?;
+            Ok(is_free)
         }
     }
 

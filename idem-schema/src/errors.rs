@@ -33,6 +33,34 @@ pub fn read_only(doing: &'static str) -> StoreError {
     StoreError::Unavailable { doing, source: Box::new(ReadOnlyError) }
 }
 
+/// A claim waited as long as it may, and not for one of its keys.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the claim waited for as long as it may, and for no key: a lock on the whole table of the keys keeps it waiting, as CREATE INDEX without \
+     CONCURRENTLY takes one (pg_locks shows it), or the server is too slow"
+)]
+struct NoKeyError(#[source] BoxError);
+
+/// Whether the context of an error says that its statement waited for a key which another transaction holds: it then names the place of
+/// that one's row, in any language (`while inserting index tuple (0,7) in relation "processed_messages"`). A wait for the
+/// table has no such context.
+#[must_use]
+pub fn waited_for_key(context: &str) -> bool {
+    let is_place = |rest: &str| {
+        let place = rest.split_once(')').and_then(|(place, _)| place.split_once(','));
+        place.is_some_and(|(block, row)| block.parse::<u32>().is_ok() && row.parse::<u16>().is_ok())
+    };
+    context.lines().any(|line| line.contains("processed_messages") && line.split('(').skip(1).any(is_place))
+}
+
+/// The server's `lock_timeout` is over.
+const WAITED_FOR_LOCK: &str = "55P03";
+
+/// The server's `statement_timeout` is over, or an operator has canceled the statement.
+const CANCELED: &str = "57014";
+
+const CLAIMING: &str = "claiming keys";
+
 /// A driver's error, with the facts that a store's errors depend on.
 #[derive(Debug)]
 pub struct DriverError {
@@ -82,13 +110,25 @@ impl DriverError {
         }
     }
 
-    /// Of a claim.
+    /// Of a claim, by a driver that shows the error's context, which is empty where the server gave none.
+    #[must_use]
+    pub fn claiming_with(self, context: &str) -> ClaimError {
+        if matches!(self.code.as_str(), WAITED_FOR_LOCK | CANCELED) && !waited_for_key(context) {
+            let source = Box::new(NoKeyError(self.source));
+            return StoreError::Failed { doing: CLAIMING, class: ErrorClass::Infrastructure, source }.into();
+        }
+        self.claiming()
+    }
+
+    /// Of a claim, where a lock on the whole table, or the server's slowness, would pass for a key that is held: see
+    /// [`claiming_with`](Self::claiming_with). A driver that does not show the context has to lock the table before the claim, in the
+    /// mode that the claim needs (`LOCK TABLE … IN ROW EXCLUSIVE MODE`).
     #[must_use]
     pub fn claiming(self) -> ClaimError {
-        let doing = "claiming keys";
+        let doing = CLAIMING;
         match self.code.as_str() {
-            // lock_timeout, statement_timeout: a key was held for as long as a claim waits (B2).
-            "55P03" | "57014" => ClaimError::Held,
+            // A key was held for as long as a claim waits (B2).
+            WAITED_FOR_LOCK | CANCELED => ClaimError::Held,
             "25006" => read_only(doing).into(),
             _ => self.doing(doing).into(),
         }
@@ -209,5 +249,31 @@ pub async fn is_pooled(driver: &impl PostgresDriver) -> Result<bool, StoreError>
             cure: POOLER_CURE.to_owned(),
         }),
         Err(other) => Err(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// W139: the contexts of PostgreSQL 14 to 18, in three languages, and others that an error may have.
+    #[test]
+    fn w139_a_wait_for_a_key_is_known_by_its_place() {
+        for context in [
+            "while inserting index tuple (0,7) in relation \"processed_messages\"",
+            "beim Einfügen von Indextupel (4294967294,291) in Relation »processed_messages«\nPL/pgSQL function f() line 1",
+            "リレーション\"processed_messages\"のインデックスタプル(12,1)の挿入中",
+        ] {
+            assert!(waited_for_key(context), "{context}");
+        }
+        for context in [
+            "",
+            "unnamed portal with parameters: $1 = '7'",
+            "SQL function \"processed_messages(integer,integer)\" statement 1",
+            "while updating tuple (0,1) in relation \"accounts\"",
+            "relation \"processed_messages\" (0",
+        ] {
+            assert!(!waited_for_key(context), "{context}");
+        }
     }
 }

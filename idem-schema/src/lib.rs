@@ -46,7 +46,7 @@ pub use crate::{
     claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, found_in_claim_order, in_claim_order},
     cleanup::{PostgresCleaner, cleanup_script},
     driver::{BookkeepingDriver, Parameter, PostgresDriver, refused_login},
-    errors::{DriverError, POOLER_CURE, SeenPids, is_of_seal, is_pooled, read_only},
+    errors::{DriverError, POOLER_CURE, SeenPids, is_of_seal, is_pooled, read_only, waited_for_key},
     headers::{decode_headers, encode_headers},
     host::host_name,
     key_id::{KEY_ID_VECTORS, key_id},

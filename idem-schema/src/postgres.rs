@@ -2,6 +2,9 @@
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
+use idem_core::store::UnitOptions;
+use uuid::Uuid;
+
 use crate::{bookkeeping::BookkeepingStatements, migrations::Dialect, name::SchemaName};
 
 /// The limits that hold from `BEGIN` to the end of the claim, and for the idle time of the whole unit.
@@ -14,6 +17,15 @@ pub struct UnitLimits {
     pub statement: Duration,
     /// After how much idleness the server ends the transaction, so that a stopped worker's claims block no other.
     pub idle_in_transaction: Duration,
+}
+
+impl UnitLimits {
+    /// The limits of a unit with these options.
+    #[must_use]
+    pub fn of(options: UnitOptions) -> Self {
+        let UnitOptions { busy_timeout, idle_timeout, .. } = options;
+        Self { lock: busy_timeout, statement: busy_timeout, idle_in_transaction: idle_timeout }
+    }
 }
 
 /// The text that begins a unit with its limits, in one round trip of the simple protocol.
@@ -258,6 +270,15 @@ RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pi
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
+    /// Claims a key for [`question`](PostgresStatements::question), which rolls it back, with nothing in the record beyond the key's id.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 key id `uuid`. No result: one row was inserted where the key is free.
+    claim_to_ask: "\
+INSERT INTO {schema}.processed_messages
+    (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at, alone)
+VALUES ($1::int4, $2::uuid, '', '', 0, 0, 'infinity', true)
+ON CONFLICT (consumer, key_id) DO NOTHING";
+
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees commits made while the
     /// claim waited. Rows that this very transaction has inserted are not among them: where a claim denies its own rows, its
     /// keys have no winner, and nothing is a duplicate.
@@ -447,6 +468,30 @@ SELECT pg_catalog.has_table_privilege('{schema}.outbox', 'INSERT')
     /// `columns text[]`, `indexes text[]`, `seal_triggers text[]`, `suppressors text[]`, `functions text[]`,
     /// `missing_privileges text[]`, `triggers_fire bool`.
     schema_facts: include_str!("postgres/schema_facts.sql");
+}
+
+impl PostgresStatements {
+    /// The text that asks whether a key is free, for the simple protocol: it has inserted one row if it is.
+    ///
+    /// BEGIN, the claim and ROLLBACK are one message, between whose statements the server waits for no client: whatever becomes of
+    /// that, the key is held for no longer than the server takes to go on. After an error the transaction holds nothing, and
+    /// is to be rolled back.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use idem_core::Uuid;
+    /// # use idem_schema::{PostgresStatements, SchemaName, UnitLimits};
+    /// let second = Duration::from_secs(1);
+    /// let limits = UnitLimits { lock: second, statement: second, idle_in_transaction: second };
+    /// let text = PostgresStatements::new(&SchemaName::default()).question(limits, 7, Uuid::nil());
+    /// assert!(text.starts_with("BEGIN ") && text.ends_with("; ROLLBACK"));
+    /// assert!(text.contains("(7, '00000000-0000-0000-0000-000000000000'::uuid, '', '', 0, 0, 'infinity', true)"));
+    /// ```
+    #[must_use]
+    pub fn question(&self, limits: UnitLimits, consumer: i32, key_id: Uuid) -> String {
+        let claim = self.claim_to_ask.replace("$1::int4", &consumer.to_string()).replace("$2", &format!("'{key_id}'"));
+        format!("{}; {claim}; ROLLBACK", begin_unit(limits, None))
+    }
 }
 
 #[cfg(test)]

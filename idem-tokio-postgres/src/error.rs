@@ -109,7 +109,8 @@ pub(crate) fn beginning(source: Error) -> StoreError {
 
 /// An error of the claim.
 pub(crate) fn claiming(source: Error) -> ClaimError {
-    of(source).claiming()
+    let context = source.as_db_error().and_then(DbError::where_).unwrap_or_default().to_owned();
+    of(source).claiming_with(&context)
 }
 
 /// An error of an append.

@@ -4,10 +4,10 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
+    store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
-use tokio_postgres::config::Config;
+use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+use tokio_postgres::{SimpleQueryMessage, config::Config};
 
 use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};
 
@@ -139,12 +139,7 @@ impl Store for PostgresStore {
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
         self.renew(session).await?;
-        let limits = UnitLimits {
-            lock: options.busy_timeout,
-            statement: options.busy_timeout,
-            idle_in_transaction: options.idle_timeout,
-        };
-        let text = begin_unit(limits, session.shared_durability);
+        let text = begin_unit(UnitLimits::of(options), session.shared_durability);
         // On the wire with what follows; its answer is read with the claim's.
         let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options, begun))
@@ -158,6 +153,28 @@ impl Store for PostgresStore {
     ) -> Result<Vec<Option<Found>>, StoreError> {
         self.renew(session).await?;
         session.found(self.driver(), claims).await
+    }
+
+    async fn is_free<'l>(
+        &'l self,
+        session: &'l mut PostgresSession,
+        options: UnitOptions,
+        claim: &'l Claim,
+    ) -> Result<bool, StoreError> {
+        self.renew(session).await?;
+        let client = &session.link.client;
+        let key_id = key_id(claim.key.as_str());
+        let text = self.driver().statements.question(UnitLimits::of(options), claim.scope.0, key_id);
+        let is_insert = |answer: &SimpleQueryMessage| matches!(answer, SimpleQueryMessage::CommandComplete(1));
+        let error = match client.simple_query(&text).await {
+            Ok(answers) => return Ok(answers.iter().any(is_insert)),
+            Err(source) => error::claiming(source),
+        };
+        if let ClaimError::Store(error) = error {
+            return Err(error);
+        }
+        client.batch_execute("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;
+        Ok(false)
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut PostgresConnection<'t>) -> PostgresConnection<'a> {

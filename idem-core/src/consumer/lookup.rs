@@ -14,7 +14,7 @@ use crate::{
     message::Message,
     outbox::{NotKept, known},
     outcome::{self, Decision, Verdict},
-    store::{Claim, Claimed, Found, Store, UnitOfWork},
+    store::{Claim, Found, Store, UnitOfWork},
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.
@@ -109,7 +109,7 @@ async fn alone_on<S: Store, T>(
 ) -> Result<Alone<T>, StoreError> {
     let registered = inner.register(None).await?;
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number).alone(true));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claims: Vec<Claim> = item.claim.iter().cloned().collect();
     let claim = async {
@@ -217,19 +217,9 @@ pub(super) async fn ask<S: Store>(
 /// it.
 async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
     let registered = inner.register(None).await?;
-    let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, ASKS));
-    let mut unit = answered(limit, "beginning a transaction", begin).await?;
-    let claiming = async {
-        match unit.claim(std::slice::from_ref(claim)).await {
-            Ok(claimed) => Ok(matches!(claimed[..], [Claimed::Inserted])),
-            Err(ClaimError::Held | ClaimError::NoWinner { .. }) => Ok(false),
-            Err(ClaimError::Store(error)) => Err(error),
-        }
-    };
-    let is_free = answered(limit + inner.settings.busy_timeout, "claiming", claiming).await?;
-    answered(limit, "rolling back", unit.rollback()).await?;
-    Ok(is_free)
+    let limit = inner.settings.answer_timeout + inner.settings.busy_timeout;
+    let asking = inner.store.is_free(session, options(&inner.settings, registered.run, ASKS).alone(true), claim);
+    answered(limit, "asking for a key", asking).await
 }
 
 /// The lane's number in transactions that only ask.

@@ -119,8 +119,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
 }
 
 pub(super) fn is_lost(error: &StoreError) -> bool {
-    let timed_out = matches!(error, StoreError::Unavailable { source, .. } if source.is::<Elapsed>());
-    error.class() == ErrorClass::Infrastructure && !timed_out
+    matches!(error, StoreError::Unavailable { source, .. } if !source.is::<Elapsed>())
 }
 
 pub(super) async fn session_or_open<S: Store>(

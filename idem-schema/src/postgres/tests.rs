@@ -15,7 +15,7 @@ fn s6_every_statement_names_the_schema_quoted_and_no_other() {
 #[test]
 fn b7_the_claim_names_its_conflict_target() {
     let statements = PostgresStatements::new(&SchemaName::default());
-    for claim in [statements.claim, statements.claim_one] {
+    for claim in [statements.claim, statements.claim_one, statements.claim_to_ask] {
         assert!(claim.contains("ON CONFLICT (consumer, key_id) DO NOTHING"));
     }
 }

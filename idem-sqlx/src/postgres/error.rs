@@ -134,7 +134,9 @@ pub(super) fn beginning(source: sqlx::Error) -> StoreError {
 
 /// An error of the claim.
 pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
-    of(source).claiming()
+    let report = source.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    let context = report.and_then(PgDatabaseError::r#where).unwrap_or_default().to_owned();
+    of(source).claiming_with(&context)
 }
 
 /// An error of an append.

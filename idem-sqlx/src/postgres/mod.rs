@@ -18,11 +18,11 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
+    store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
 pub use idem_schema::Statements;
-use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
-use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
+use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
 #[cfg(feature = "failpoints")]
@@ -159,12 +159,10 @@ impl Store for PostgresStore {
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
         self.renew(session).await?;
-        let limits = UnitLimits {
-            lock: options.busy_timeout,
-            statement: options.busy_timeout,
-            idle_in_transaction: options.idle_timeout,
-        };
-        session.begin(&begin_unit(limits, session.shared_durability)).await.map_err(error::beginning)?;
+        session
+            .begin(&begin_unit(UnitLimits::of(options), session.shared_durability))
+            .await
+            .map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options))
     }
 
@@ -184,6 +182,27 @@ impl Store for PostgresStore {
         let found = unit.look_up(claims).await?;
         unit.rollback().await?;
         Ok(found)
+    }
+
+    async fn is_free<'l>(
+        &'l self,
+        session: &'l mut PostgresSession,
+        options: UnitOptions,
+        claim: &'l Claim,
+    ) -> Result<bool, StoreError> {
+        self.renew(session).await?;
+        let key_id = key_id(claim.key.as_str());
+        let text = self.driver().statements.question(UnitLimits::of(options), claim.scope.0, key_id);
+        let asked = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut session.connection).await;
+        let error = match asked {
+            Ok(inserted) => return Ok(inserted.rows_affected() == 1),
+            Err(source) => error::claiming(source),
+        };
+        if let ClaimError::Store(error) = error {
+            return Err(error);
+        }
+        session.begin("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;
+        Ok(false)
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {

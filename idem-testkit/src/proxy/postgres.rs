@@ -16,7 +16,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
 };
 
 /// Between two messages that a client sends without an answer lie a few polls of its tasks, and a look at the sockets with each.
@@ -51,6 +51,10 @@ struct Plan {
     round_trips: AtomicUsize,
     /// The texts that clients had the server parse.
     parsed: Mutex<Vec<String>>,
+    /// After how many round trips answers are held back.
+    held_after: watch::Sender<Option<usize>>,
+    /// Whether one is.
+    holds: watch::Sender<bool>,
     /// Whether the server's answers have gone to the client since the client has last sent anything.
     has_answered: AtomicBool,
 }
@@ -108,6 +112,8 @@ impl PostgresProxy {
             rests,
             round_trips: AtomicUsize::new(0),
             parsed: Mutex::default(),
+            held_after: watch::Sender::new(None),
+            holds: watch::Sender::new(false),
             has_answered: AtomicBool::new(true),
         });
         let ended = CancellationToken::new();
@@ -131,6 +137,27 @@ impl PostgresProxy {
     /// How often a client has sent something after the server had answered, since this was asked last.
     pub fn round_trips(&self) -> usize {
         self.plan.round_trips.swap(0, Ordering::SeqCst)
+    }
+
+    /// Holds answers back once clients had so many round trips from now on. What clients send goes on to the server.
+    pub fn hold_after(&self, round_trips: usize) {
+        self.round_trips();
+        self.plan.holds.send_replace(false);
+        self.plan.held_after.send_replace(Some(round_trips));
+    }
+
+    /// Waits until an answer is held back.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn holds(&self) {
+        // The sender lives in `self`, so this cannot fail.
+        let _ = self.plan.holds.subscribe().wait_for(|holds| *holds).await;
+    }
+
+    /// Lets answers pass again, those that were held back first.
+    pub fn let_go(&self) {
+        self.plan.held_after.send_replace(None);
     }
 
     /// How often a client had the server parse a text that begins like this.
@@ -246,6 +273,13 @@ async fn answer(
         while let Some(bytes) = due.recv().await {
             for _ in 0..plan.rests {
                 tokio::task::yield_now().await;
+            }
+            let is_free =
+                |limit: &Option<usize>| limit.is_none_or(|limit| plan.round_trips.load(Ordering::SeqCst) <= limit);
+            let mut held_after = plan.held_after.subscribe();
+            if !is_free(&held_after.borrow_and_update()) {
+                plan.holds.send_replace(true);
+                let _ = held_after.wait_for(is_free).await;
             }
             plan.has_answered.store(true, Ordering::SeqCst);
             client.write_all(&bytes).await?;

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use idem_core::{
-    IdempotencyKey, Retention, Store as _,
+    Effects, ErrorClass, IdempotencyKey, KeyState, Retention, RunOnce, Store as _,
     store::{ClaimError, Claimed, HashRuleId, RunId, UnitOfWork as _},
 };
 
 use super::{
-    consumers::{claim_of, options},
-    subject::{PATIENCE, PostgresUnderTest},
+    commits::pay,
+    consumers::{builder, claim_of, keys, messages, msg, options, process},
+    handlers::Write,
+    subject::{PATIENCE, PostgresUnderTest, effects},
 };
+use crate::proxy::postgres::PostgresProxy;
 
 /// B2: a second claim in one unit waits no longer than the first, although the first has put the session's limits back.
 pub async fn b2_a_second_claim_is_bounded_too<T: PostgresUnderTest>(subject: &T) {
@@ -62,4 +65,63 @@ pub async fn a_key_that_is_claimed_alone_leaves_the_same_record<T: PostgresUnder
         assert_eq!(records[0].expires_at.is_none(), retention == Retention::Forever);
         unit.rollback().await.unwrap();
     }
+}
+
+/// W139: while a lock keeps every claim from the table, a key that nobody sent is not held. The database cannot serve, which is
+/// told to each caller, and is over with the lock.
+pub async fn w139_a_locked_table_says_nothing_about_a_key<T: PostgresUnderTest>(subject: &T) {
+    let (store, busy) = (subject.store(), Duration::from_millis(300));
+    let consumer = builder(store.clone(), Write::<T>::new()).busy_timeout(busy).handlers(subject.concurrency());
+    let consumer = consumer.build().unwrap();
+    consumer.start().await.unwrap();
+    let (claim, run) = claim_of(store, "free").await;
+    let mut lane = store.open().await.unwrap();
+    let mut locking = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    locking.claim(&[]).await.unwrap();
+    T::execute(&mut locking.tx(), "LOCK TABLE processed_messages IN SHARE MODE").await.unwrap();
+    for count in [1, 2] {
+        assert_eq!(process(&consumer, messages(&keys(count))).await, "i".repeat(count), "nothing is charged");
+    }
+    let mut lane = store.open().await.unwrap();
+    let error = store.is_free(&mut lane, options(run, busy).alone(true), &claim).await.unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Infrastructure, "{error:?}");
+    locking.rollback().await.unwrap();
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
+    assert_eq!(effects(subject).await, keys(2));
+}
+
+/// W138: whatever becomes of a question's answers on their way, others can claim its key: the server comes to the end of the
+/// question by itself.
+pub async fn w138_a_question_holds_no_key<T: PostgresUnderTest>(subject: &T) {
+    let proxy = PostgresProxy::patient(&subject.server()).await.unwrap();
+    let instance = |store| {
+        let builder = RunOnce::builder(store, "payments").busy_timeout(Duration::from_millis(300)).lanes(1);
+        builder.effects(Effects::InTransaction).final_errors().build_once().unwrap()
+    };
+    let (here, there) = (instance(subject.store().clone()), instance(subject.another(Some(proxy.port()), &[])));
+    assert!(!pay::<T>(&here, "paid", "p").await.unwrap().replayed);
+    assert!(matches!(there.ask(msg("paid")).await.unwrap(), KeyState::Done { .. }), "everything is prepared");
+    assert!(matches!(there.ask(msg("unknown")).await.unwrap(), KeyState::Unknown));
+    proxy.round_trips();
+    assert!(matches!(there.ask(msg("unknown")).await.unwrap(), KeyState::Unknown));
+    assert_eq!(proxy.round_trips(), 2, "to look it up, and to ask");
+    for trips in 0..=2 {
+        let key = trips.to_string();
+        proxy.hold_after(trips);
+        let asking = there.ask(msg(&key));
+        tokio::pin!(asking);
+        let asked = tokio::select! {
+            asked = &mut asking => Some(asked),
+            () = proxy.holds() => None,
+        };
+        assert_eq!(asked.is_none(), trips < 2);
+        let paid = pay::<T>(&here, &key, "p").await;
+        assert!(paid.as_ref().is_ok_and(|paid| !paid.replayed), "{trips} answers came: {paid:?}");
+        proxy.let_go();
+        if asked.is_none() {
+            asking.await.unwrap();
+        }
+    }
+    assert_eq!(effects(subject).await, ["0", "1", "2", "paid"]);
+    assert_eq!(subject.texts("SELECT pg_relation_size('units')::text").await, ["0"], "no unit was written down");
 }

@@ -267,7 +267,7 @@ pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTe
 }
 
 /// Work that writes an effect and answers.
-async fn pay<T: PostgresUnderTest>(
+pub(super) async fn pay<T: PostgresUnderTest>(
     payments: &RunOnce<T::Store>,
     key: &str,
     payload: &str,

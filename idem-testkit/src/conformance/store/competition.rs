@@ -162,6 +162,28 @@ pub async fn a_claim_waits_for_twins_only<T: StoreUnderTest>(subject: &T) {
     .await;
 }
 
+/// Contract of Store 6, W138: a key is free or not, as a claim would find it, and asking leaves nothing behind.
+pub async fn w138_a_question_leaves_nothing_behind<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let asked = claim(&registered, "order-1", "paid");
+    let limits = options(registered.run).busy_timeout(Duration::from_millis(500)).alone(true);
+    let mut lane = fixture.open().await;
+    let mut is_free = async || within("asking", fixture.store.is_free(&mut lane, limits, &asked)).await.unwrap();
+    assert!(is_free().await);
+    assert!(is_free().await, "asked again");
+    while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
+        assert!(!is_free().await, "held");
+        told.add();
+    })
+    .await;
+    assert!(is_free().await, "on the same lane");
+    assert_eq!(fixture.recorded().await, Vec::<String>::new());
+    while_held(&fixture, &registered, &["order-1"], End::Commits, async |told| told.add()).await;
+    assert!(!is_free().await, "recorded");
+    assert_eq!(fixture.recorded().await, ["order-1"]);
+}
+
 /// Contract of UnitOfWork 2, B3: a twin that is not committed is never found, neither by the claim nor by a read.
 pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);

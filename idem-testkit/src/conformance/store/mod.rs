@@ -188,6 +188,7 @@ macro_rules! store_conformance {
                 a_held_key_is_busy_within_the_busy_timeout,
                 a_busy_key_spares_its_neighbours,
                 a_claim_waits_for_twins_only,
+                w138_a_question_leaves_nothing_behind,
                 an_uncommitted_twin_is_never_found,
                 batches_in_opposite_orders_never_deadlock,
                 many_consumers_race_for_one_key,

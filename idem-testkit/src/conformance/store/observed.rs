@@ -137,6 +137,15 @@ impl<S: Store> Store for Observed<S> {
         self.inner.look_up(lane, options, claims).await
     }
 
+    async fn is_free<'l>(
+        &'l self,
+        lane: &'l mut S::Session,
+        options: UnitOptions,
+        claim: &'l Claim,
+    ) -> Result<bool, StoreError> {
+        self.inner.is_free(lane, options, claim).await
+    }
+
     fn reborrow<'a, 't: 'a>(connection: &'a mut S::Connection<'t>) -> S::Connection<'a> {
         S::reborrow(connection)
     }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use idem_schema::{Dialect, SchemaName, UnitLimits, begin_unit};
+use idem_schema::{Dialect, PostgresStatements, SchemaName, UnitLimits, begin_unit, key_id, waited_for_key};
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _,
-    postgres::{PgArguments, PgConnectOptions, PgRow},
+    postgres::{PgArguments, PgConnectOptions, PgDatabaseError, PgRow},
     query::Query,
 };
 
@@ -177,23 +177,20 @@ impl Database {
         rows.first().map_or(Ok((0, None)), |row| Ok((row.try_get(0)?, row.try_get(1)?)))
     }
 
-    /// Whether another session holds a key that this statement claims. It is rolled back, so a session that claims the key
-    /// meanwhile waits for no longer than this takes. `None` if the login lacks the right to ask.
-    pub(crate) async fn is_held(&mut self, claim: &str, binds: &[Bind<'_>]) -> Result<Option<bool>, Failure> {
-        sqlx::raw_sql(AssertSqlSafe(begin_unit(PROBE, None))).execute(&mut self.connection).await?;
-        let text = Dialect::Postgres.render(claim, &self.schema);
-        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
-        let claimed = binds.iter().fold(query, |query, value| bind(query, *value)).execute(&mut self.connection).await;
+    /// Whether another session holds this key for one of these consumers, of which there is one at least. `None` where the database does not say: the login lacks the
+    /// right to ask, or the table is locked.
+    pub(crate) async fn is_held(&mut self, consumers: &[i32], key: &str) -> Result<Option<bool>, Failure> {
+        let question = PostgresStatements::new(&self.schema).question(PROBE, consumers, key_id(key));
+        let asked = sqlx::raw_sql(AssertSqlSafe(question)).execute(&mut self.connection).await;
+        let Err(error) = asked else { return Ok(Some(false)) };
         sqlx::raw_sql("ROLLBACK").execute(&mut self.connection).await?;
-        let code = |error: &sqlx::Error| error.as_database_error().and_then(|error| error.code()).map(String::from);
-        match claimed {
-            Ok(_) => Ok(Some(false)),
-            // lock_not_available, insufficient_privilege
-            Err(error) => match code(&error).as_deref() {
-                Some("55P03") => Ok(Some(true)),
-                Some("42501") => Ok(None),
-                _ => Err(error.into()),
-            },
+        let report = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        match report.map(|report| (report.code(), report.r#where().unwrap_or_default())) {
+            // lock_not_available
+            Some(("55P03", context)) => Ok(waited_for_key(context).then_some(true)),
+            // insufficient_privilege
+            Some(("42501", _)) => Ok(None),
+            _ => Err(error.into()),
         }
     }
 

@@ -270,13 +270,14 @@ RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pi
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
-    /// Claims a key for [`question`](PostgresStatements::question), which rolls it back, with nothing in the record beyond the key's id.
+    /// Claims a key for [`question`](PostgresStatements::question), which rolls it back, with nothing in the records beyond the key's id.
     ///
-    /// Parameters: 1 consumer `int4`, 2 key id `uuid`. No result: one row was inserted where the key is free.
+    /// Parameters: 1 consumers `int4[]`, 2 key id `uuid`. No result: one row was inserted for each consumer for which the key is free.
     claim_to_ask: "\
 INSERT INTO {schema}.processed_messages
     (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at, alone)
-VALUES ($1::int4, $2::uuid, '', '', 0, 0, 'infinity', true)
+SELECT asked.consumer, $2::uuid, '', '', 0, 0, 'infinity', true
+FROM pg_catalog.unnest($1::int4[]) AS asked (consumer) ORDER BY asked.consumer
 ON CONFLICT (consumer, key_id) DO NOTHING";
 
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees commits made while the
@@ -471,7 +472,7 @@ SELECT pg_catalog.has_table_privilege('{schema}.outbox', 'INSERT')
 }
 
 impl PostgresStatements {
-    /// The text that asks whether a key is free, for the simple protocol: it has inserted one row if it is.
+    /// The text that asks whether a key is free for these consumers, for the simple protocol: it inserts a row for each for which it is.
     ///
     /// BEGIN, the claim and ROLLBACK are one message, between whose statements the server waits for no client: whatever becomes of
     /// that, the key is held for no longer than the server takes to go on. After an error the transaction holds nothing, and
@@ -483,14 +484,15 @@ impl PostgresStatements {
     /// # use idem_schema::{PostgresStatements, SchemaName, UnitLimits};
     /// let second = Duration::from_secs(1);
     /// let limits = UnitLimits { lock: second, statement: second, idle_in_transaction: second };
-    /// let text = PostgresStatements::new(&SchemaName::default()).question(limits, 7, Uuid::nil());
+    /// let text = PostgresStatements::new(&SchemaName::default()).question(limits, &[7, 8], Uuid::nil());
     /// assert!(text.starts_with("BEGIN ") && text.ends_with("; ROLLBACK"));
-    /// assert!(text.contains("(7, '00000000-0000-0000-0000-000000000000'::uuid, '', '', 0, 0, 'infinity', true)"));
+    /// assert!(text.contains("'{7,8}'::int4[]") && text.contains("'00000000-0000-0000-0000-000000000000'::uuid"));
     /// ```
     #[must_use]
-    pub fn question(&self, limits: UnitLimits, consumer: i32, key_id: Uuid) -> String {
-        let claim = self.claim_to_ask.replace("$1::int4", &consumer.to_string()).replace("$2", &format!("'{key_id}'"));
-        format!("{}; {claim}; ROLLBACK", begin_unit(limits, None))
+    pub fn question(&self, limits: UnitLimits, consumers: &[i32], key_id: Uuid) -> String {
+        let consumers: Vec<String> = consumers.iter().map(i32::to_string).collect();
+        let claim = self.claim_to_ask.replace("$1", &format!("'{{{}}}'", consumers.join(",")));
+        format!("{}; {}; ROLLBACK", begin_unit(limits, None), claim.replace("$2", &format!("'{key_id}'")))
     }
 }
 

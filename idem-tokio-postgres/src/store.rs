@@ -164,7 +164,7 @@ impl Store for PostgresStore {
         self.renew(session).await?;
         let client = &session.link.client;
         let key_id = key_id(claim.key.as_str());
-        let text = self.driver().statements.question(UnitLimits::of(options), claim.scope.0, key_id);
+        let text = self.driver().statements.question(UnitLimits::of(options), &[claim.scope.0], key_id);
         let is_insert = |answer: &SimpleQueryMessage| matches!(answer, SimpleQueryMessage::CommandComplete(1));
         let error = match client.simple_query(&text).await {
             Ok(answers) => return Ok(answers.iter().any(is_insert)),

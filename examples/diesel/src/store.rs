@@ -127,12 +127,11 @@ impl Store for DieselPostgres {
         if session.is_spent {
             *session = self.open().await?;
         }
-        let limits = UnitLimits {
-            lock: options.busy_timeout,
-            statement: options.busy_timeout,
-            idle_in_transaction: options.idle_timeout,
-        };
-        let text = begin_unit(limits, None);
+        // Diesel does not show the context of an error, by which a wait for a key is told from one for the whole table; so the table is
+        // locked here, where no key is waited for.
+        let schema = self.driver().schema().quoted();
+        let lock = format!("LOCK TABLE {schema}.processed_messages, {schema}.units IN ROW EXCLUSIVE MODE");
+        let text = format!("{}; {lock}", begin_unit(UnitLimits::of(options), None));
         let begun = Manager::begin_transaction_sql(session.connection(), &text).await;
         begun.map_err(|source| error::of(source).beginning())?;
         Ok(DieselUnit { store: self, session, options, xid: None, backend_pid: None })

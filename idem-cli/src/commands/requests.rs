@@ -33,12 +33,9 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
         WHERE pg_catalog.json_array_element_text(pair, 0) = 'idemcausedby' AND pg_catalog.json_array_element_text(pair, 1) = $3::text)
 ORDER BY o.number LIMIT 100";
 
-/// A running request holds its key, and shows nothing of it before the commit. Parameters as above.
-const CLAIM: &str = "\
-INSERT INTO {schema}.processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
-SELECT c.id, {schema}.key_id($1::text), $1::text, ''::bytea, 0, 0, pg_catalog.now()
-FROM {schema}.consumers AS c WHERE $2::text IS NULL OR c.name = $2::text ORDER BY c.id
-ON CONFLICT (consumer, key_id) DO NOTHING";
+/// The scopes in which the key may be held: a running request shows nothing of it before the commit. Parameter: 1 consumer or
+/// NULL.
+const SCOPES: &str = "SELECT id FROM {schema}.consumers WHERE $1::text IS NULL OR name = $1::text";
 
 /// Where events are once they were sent.
 pub(crate) const SENT: &str =
@@ -67,7 +64,9 @@ pub(crate) async fn find(
     let answers = database.table(ANSWERS, binds).await?;
     let of_events: Vec<_> = binds.iter().copied().chain([Bind::Text(&named.key)]).collect();
     let events = database.table(EVENTS, &of_events).await?;
-    let runs = if is_open { database.is_held(CLAIM, binds).await? } else { Some(false) };
+    let scopes = if is_open { database.table(SCOPES, &binds[1..]).await? } else { Table::default() };
+    let scopes: Vec<i32> = scopes.rows().iter().filter_map(|row| row.number("id").try_into().ok()).collect();
+    let runs = if scopes.is_empty() { Some(false) } else { database.is_held(&scopes, recorded).await? };
     Ok(Found { named, recorded: recorded.to_owned(), answers, events, runs })
 }
 

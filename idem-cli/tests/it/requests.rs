@@ -228,6 +228,20 @@ async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
     fixture.drop().await;
 }
 
+/// W139: a lock on the whole table does not make a request of a key that nobody sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn w139_a_locked_table_makes_no_request_run() {
+    let fixture = Fixture::new().await;
+    let payments = Payments::on(&Arc::new(fixture.store.clone()));
+    assert_eq!(payments.send("order-1", "paid").await, (201, false));
+    let mut other = fixture.admin.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE processed_messages IN SHARE MODE").execute(&mut *other).await.unwrap();
+    let shown = tokio::task::block_in_place(|| fixture.idem_with(&of(&["show", "order-2", "--json"])).json());
+    assert_eq!(request(&shown)["state"], "unknown", "{shown}");
+    sqlx::raw_sql("ROLLBACK").execute(&mut *other).await.unwrap();
+    fixture.drop().await;
+}
+
 /// W79: the doctor knows services over HTTP: those that forget keys before their clients forget their requests, answers that
 /// were to outlive their records, and answers that a process has stored unsealed.
 async fn the_doctor_knows_services<S: Store>(

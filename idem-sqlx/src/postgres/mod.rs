@@ -192,7 +192,7 @@ impl Store for PostgresStore {
     ) -> Result<bool, StoreError> {
         self.renew(session).await?;
         let key_id = key_id(claim.key.as_str());
-        let text = self.driver().statements.question(UnitLimits::of(options), claim.scope.0, key_id);
+        let text = self.driver().statements.question(UnitLimits::of(options), &[claim.scope.0], key_id);
         let asked = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut session.connection).await;
         let error = match asked {
             Ok(inserted) => return Ok(inserted.rows_affected() == 1),

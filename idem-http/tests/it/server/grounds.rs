@@ -41,6 +41,11 @@ pub(crate) trait Sql: Ground {
     fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a>;
 }
 
+/// A ground on PostgreSQL.
+pub(crate) trait Server: Ground {
+    fn schema(&self) -> &SchemaName;
+}
+
 const TABLES: &str = "CREATE TABLE paid (text text);
     CREATE TABLE parent (id int PRIMARY KEY);
     CREATE TABLE child (parent int REFERENCES parent);
@@ -220,6 +225,12 @@ impl Sql for Postgres {
     }
 }
 
+impl Server for Postgres {
+    fn schema(&self) -> &SchemaName {
+        &self.schema
+    }
+}
+
 impl Drop for Postgres {
     fn drop(&mut self) {
         drop_schema(&self.schema);
@@ -266,6 +277,12 @@ impl Ground for TokioPostgres {
 impl Sql for TokioPostgres {
     fn execute<'a>(tx: &'a mut Tx<'_, Self::Store>, statement: &'static str) -> Paying<'a> {
         Box::pin(async move { Ok(tx.connection().execute(statement, &[]).await.map(drop)?) })
+    }
+}
+
+impl Server for TokioPostgres {
+    fn schema(&self) -> &SchemaName {
+        &self.schema
     }
 }
 

@@ -14,7 +14,7 @@ use idem_testkit::{Fault, Operation};
 use sqlx::Connection as _;
 
 use super::{
-    grounds::{Ground, Memory, Postgres, Sql, Sqlite, url},
+    grounds::{Ground, Memory, Postgres, Server, Sql, Sqlite, url},
     support::{Handler, Runs, Seen, builder, held, request, route, send},
 };
 
@@ -202,6 +202,29 @@ async fn w132_a_locked_database_says_nothing_about_a_key() {
     assert_ne!(asked.json()["state"], "in_progress", "{asked:?}");
     sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
     assert_eq!(send::<Sqlite>(&route, request("k", "one")).await.status, 201);
+    assert_eq!((runs.begun(), ground.paid().await), (1, vec!["one".to_owned()]));
+}
+
+/// W139: the same where a lock on the whole table keeps every claim waiting, as an index that is created takes one.
+pub(crate) async fn w139_a_locked_table_says_nothing_about_a_key<G: Server>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    payments.start().await.unwrap();
+    let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["POST /t"]));
+    let lock = format!("BEGIN; LOCK TABLE {}.processed_messages IN SHARE MODE", ground.schema().quoted());
+    let mut other = sqlx::PgConnection::connect(&url()).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut other).await.unwrap();
+    // The second time on a connection that is there already.
+    for _ in 0..2 {
+        let refused = send::<G>(&route, request("k", "one")).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{refused:?}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("#unavailable"));
+        let asked = super::ask::ask(&asks, "acme", "/idempotency/k", "").await;
+        assert_eq!(asked.status, 503, "{asked:?}");
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    assert_eq!(super::ask::ask(&asks, "acme", "/idempotency/k", "").await.status, 404);
+    assert_eq!(send::<G>(&route, request("k", "one")).await.status, 201);
     assert_eq!((runs.begun(), ground.paid().await), (1, vec!["one".to_owned()]));
 }
 

@@ -72,6 +72,9 @@ mod in_a_schema {
     }
 }
 
+on!(locked_postgres, Postgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
+on!(locked_tokio_postgres, TokioPostgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
+
 mod with_foreign_keys {
     use super::super::{grounds::*, outcomes::w90_a_broken_reference_ends};
 

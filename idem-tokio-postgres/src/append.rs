@@ -75,7 +75,7 @@ pub(crate) fn new_results<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>;
 impl Appending for PostgresUnit<'_> {
     /// They go out with the seal and the COMMIT, one round trip earlier than by themselves, unless one that was known was met lately.
     fn keep_events(&mut self, events: &[NewEvent]) -> bool {
-        let keeps = !self.driver.known_events.were_met();
+        let keeps = !self.driver.has_met_known_event();
         if keeps {
             self.events.extend_from_slice(events);
         }
@@ -152,7 +152,7 @@ impl PostgresUnit<'_> {
         match sqlstate(&source).as_deref() {
             None => error::committing(source),
             Some("23505") => {
-                self.driver.known_events.note();
+                self.driver.note_known_event();
                 CommitError::RolledBack(StoreError::contended(WRITING, source))
             }
             Some("22012") => CommitError::RolledBack(suppressed_event()),

@@ -1,17 +1,11 @@
 //! The rows that a unit writes beside its records, as columns, and how their insertion ended.
 
-use std::{
-    collections::HashSet,
-    future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, future::Future, sync::Arc};
 
 use idem_core::{
     ErrorClass, StoreError,
     outbox::{AppendError, Appended, NewEvent, NewResult},
 };
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
@@ -227,30 +221,6 @@ impl PostgresStatements {
             1 => &self.append_event,
             _ => &self.append_events,
         }
-    }
-}
-
-/// When a unit last published an event whose id was in the outbox already. For a minute units look at what is there before they are
-/// sealed: the messages that a restore or `idem forget` brings again come one after the other.
-#[derive(Debug, Default)]
-pub struct KnownEvents(Mutex<Option<Instant>>);
-
-impl KnownEvents {
-    const FOR: Duration = Duration::from_secs(60);
-
-    /// Notes such an event.
-    pub fn note(&self) {
-        *self.last() = Some(Instant::now());
-    }
-
-    /// Whether there was one lately.
-    #[must_use]
-    pub fn were_met(&self) -> bool {
-        self.last().is_some_and(|met| met.elapsed() < Self::FOR)
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use idem_core::{
     StoreError,
-    outbox::{KeptResult, NewEvent, NewResult},
-    store::{Claim, CommitError, Found},
+    outbox::{KeptResult, NewResult},
+    store::{Claim, Found},
 };
 use idem_schema::{
-    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, WRITING, claimed_ids, found_in_claim_order,
-    results_in_claim_order, suppressed_event,
+    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
+    results_in_claim_order,
 };
 use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
 
@@ -17,7 +17,6 @@ use super::{
     Driver,
     driver::{self, Statement},
     error::{self, sqlstate},
-    literal,
     unit::PostgresUnit,
 };
 
@@ -44,19 +43,6 @@ fn new_results<'q>(query: Statement<'q>, results: ResultColumns<'_>) -> Statemen
 }
 
 impl Appending for PostgresUnit<'_> {
-    /// A single one goes out with the seal and the COMMIT, one round trip earlier than by itself, unless one that was known was met
-    /// lately.
-    fn keep_events(&mut self, events: &[NewEvent]) -> bool {
-        let keeps = events.len() == 1
-            && self.session.backend.is_some()
-            && !self.driver.known_events.were_met()
-            && (self.results.is_empty() || self.seal_with_answer().is_some());
-        if keeps {
-            self.event = literal::event(&EventColumns::new(events));
-        }
-        self.event.is_some()
-    }
-
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         let rows = new_events(self.query(self.sql().inserting(events)), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
@@ -101,45 +87,11 @@ impl PostgresUnit<'_> {
             [result] => new_result(seal, ResultRow::of(result)),
             _ => new_results(seal, ResultColumns::of(&results)),
         };
-        match query.fetch_optional(self.connection()).await {
+        match query.fetch_optional(self.connection()).await.map_err(error::sealing_results) {
             Ok(row) => Ok(row),
-            Err(source) if error::is_of_seal(&source) => Err(error::sealing_alone(source)),
-            Err(source) => Err(self.explain(source).await),
+            Err(Ok(error)) => Err(error),
+            Err(Err(source)) => Err(self.explain(source).await),
         }
-    }
-
-    /// Prepares the statements that take literals, once a session.
-    pub(super) async fn prepare_literals(&mut self) -> Result<(), CommitError> {
-        if !self.session.takes_literals {
-            let text = literal::prepare(self.sql());
-            let prepared = sqlx::raw_sql(AssertSqlSafe(text)).execute(self.connection()).await;
-            if let Err(source) = prepared {
-                return Err(self.not_sealed(source).await);
-            }
-            self.session.takes_literals = true;
-        }
-        Ok(())
-    }
-
-    /// The server refused an event, and did not come to the seal and the COMMIT behind it; or the connection is gone. The id of an event
-    /// that is in the outbox already is no fault: the unit runs again, and looks at what is there.
-    pub(super) async fn event_not_written(&self, source: sqlx::Error) -> CommitError {
-        match sqlstate(&source).as_deref() {
-            Some("23505") => {
-                self.driver.known_events.note();
-                CommitError::RolledBack(StoreError::contended(WRITING, source))
-            }
-            Some("22012") => CommitError::RolledBack(suppressed_event()),
-            _ => self.not_sealed(source).await,
-        }
-    }
-
-    /// The server refused the seal, or the answer that it writes.
-    pub(super) async fn not_sealed(&self, source: sqlx::Error) -> CommitError {
-        if error::is_of_seal(&source) {
-            return error::sealing(source);
-        }
-        CommitError::RolledBack(self.explain(source).await)
     }
 
     /// The rows, or an error that says whether the handler or the database caused it.

@@ -149,14 +149,9 @@ pub(super) fn sealing(source: sqlx::Error) -> CommitError {
     of(source).sealing_with_commit()
 }
 
-/// Whether the seal itself has failed, and no answer that it writes.
-pub(super) fn is_of_seal(source: &sqlx::Error) -> bool {
-    idem_schema::is_of_seal(&code(source))
-}
-
-/// An error of the seal, behind which no COMMIT was sent.
-pub(super) fn sealing_alone(source: sqlx::Error) -> StoreError {
-    of(source).sealing()
+/// Of a seal that writes answers, which failed as a seal before a COMMIT was sent; otherwise the error is that of a write.
+pub(super) fn sealing_results(source: sqlx::Error) -> Result<StoreError, sqlx::Error> {
+    if idem_schema::is_of_seal(&code(&source)) { Ok(of(source).sealing()) } else { Err(source) }
 }
 
 /// An error while COMMIT was outstanding.

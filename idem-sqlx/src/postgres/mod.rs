@@ -4,7 +4,6 @@ mod append;
 mod driver;
 mod error;
 mod framework;
-mod literal;
 mod migrate;
 mod options;
 mod outbox;

@@ -7,7 +7,7 @@ use idem_schema::{Durability, Fence, PostgresStatements, SessionFacts};
 use sqlx::{AssertSqlSafe, PgConnection};
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Driver, Manager, PostgresStore, error, literal};
+use super::{Driver, Manager, PostgresStore, error};
 
 /// A connection for units of work, with the facts about its session. Dropping it closes it.
 ///
@@ -24,8 +24,6 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
-    /// Whether the statements that take their values as literals are prepared here.
-    pub(super) takes_literals: bool,
     /// Whether RESET makes of the session what it was as this store began it.
     pub(super) may_reset: bool,
     /// Whether the connection's state is unknown. The next unit then opens another.
@@ -69,7 +67,6 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
-            takes_literals: false,
             may_reset: backend.is_some(),
             is_spent: false,
             is_fenced_here: false,
@@ -89,9 +86,8 @@ impl PostgresSession {
             self.begin("BEGIN").await?;
             Manager::rollback(&mut self.connection).await?;
             let forget = if self.backend.is_some() { FORGET_SEAL } else { "" };
-            let literals = if self.takes_literals { literal::FORGET } else { "" };
             let reset = if self.is_fenced_here { "RESET default_transaction_read_only" } else { "" };
-            sqlx::raw_sql(AssertSqlSafe(format!("{forget}{literals}{reset}"))).execute(&mut self.connection).await
+            sqlx::raw_sql(AssertSqlSafe(format!("{forget}{reset}"))).execute(&mut self.connection).await
         };
         leave.await.map_err(|source| error::store("giving a connection back", source))?;
         Ok(self.connection)

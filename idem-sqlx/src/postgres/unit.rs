@@ -9,8 +9,8 @@ use idem_core::{
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, PostgresStatements, ResultRow, claim_answers, claimed_ids, in_claim_order, key_id,
-    next_call, retention, unreadable,
+    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
+    retention, unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -19,7 +19,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Driver, Manager, PostgresSession, PostgresStore, append, driver, error, literal};
+use super::{Driver, Manager, PostgresSession, PostgresStore, append, driver, error};
 
 /// Whether this is the answer to the seal of that transaction, or to the guard where there is none.
 fn is_answer(row: &PgRow, xid: Option<&str>) -> bool {
@@ -31,7 +31,7 @@ fn other_answer() -> CommitError {
 }
 
 /// A statement of idem's own with literals in place of its two parameters, and the COMMIT behind it.
-fn filled(statement: &str, first: &str, second: &str) -> String {
+fn literal(statement: &str, first: &str, second: &str) -> String {
     format!("{}; COMMIT", statement.replace("$1", first).replace("$2", second))
 }
 
@@ -47,8 +47,6 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction, as the claim saw it.
     backend_pid: Option<i32>,
-    /// The statement of an event that goes out with the seal.
-    pub(super) event: Option<String>,
     /// Answers that the seal writes.
     pub(super) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
@@ -64,8 +62,7 @@ impl fmt::Debug for PostgresUnit<'_> {
 impl<'l> PostgresUnit<'l> {
     pub(super) fn new(driver: &'l Driver, session: &'l mut PostgresSession, options: UnitOptions) -> Self {
         let backend_pid = session.backend.map(|(pid, _)| pid);
-        let (event, results) = (None, Vec::new());
-        Self { driver, session, options, xid: None, backend_pid, event, results, limits_are_back: false }
+        Self { driver, session, options, xid: None, backend_pid, results: Vec::new(), limits_are_back: false }
     }
 
     pub(super) fn sql(&self) -> &'l PostgresStatements {
@@ -125,39 +122,26 @@ impl<'l> PostgresUnit<'l> {
         Ok(row)
     }
 
-    /// The values of `synchronous_commit` that the seal takes, as a literal.
-    fn durable(&self) -> String {
-        format!("{{{}}}", self.session.durability.no_weaker().join(","))
-    }
-
-    /// The seal that writes the only answer, in a text that needs no parameters, where it can be.
-    pub(super) fn seal_with_answer(&self) -> Option<String> {
-        let (Some(xid), [result], Some(_)) = (&self.xid, &*self.results, self.session.backend) else { return None };
-        literal::seal_with(&ResultRow::of(result), xid, &self.durable())
-    }
-
     /// The seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT behind it. Its values come from the server and
     /// from idem.
     fn seal_and_commit(&self) -> String {
-        let durable = format!("'{}'", self.durable());
+        let durable = format!("'{{{}}}'", self.session.durability.no_weaker().join(","));
         match &self.xid {
             Some(xid) if self.session.backend.is_some() => format!("EXECUTE idem_seal('{xid}', {durable}); COMMIT"),
-            Some(xid) => filled(&self.sql().seal, &format!("'{xid}'"), &durable),
+            Some(xid) => literal(&self.sql().seal, &format!("'{xid}'"), &durable),
             None => {
                 // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
                 let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
-                filled(&self.sql().guard, &idle.to_string(), &durable)
+                literal(&self.sql().guard, &idle.to_string(), &durable)
             }
         }
     }
 
-    /// Sends the event, the seal and COMMIT, and waits for the answers. Where one fails, the server does not come to the COMMIT.
+    /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
         let expected = self.xid.clone();
-        let answering = self.seal_with_answer();
-        let (seal, mut is_sealed) = match (&expected, &answering) {
-            (_, Some(seal)) => (format!("{seal}; COMMIT"), false),
-            (Some(xid), None) if !self.results.is_empty() => {
+        let (text, mut is_sealed) = match &expected {
+            Some(xid) if !self.results.is_empty() => {
                 let answer = self.seal_results(xid).await.map_err(CommitError::RolledBack)?;
                 if !answer.is_some_and(|row| is_answer(&row, Some(xid))) {
                     return Err(other_answer());
@@ -166,17 +150,11 @@ impl<'l> PostgresUnit<'l> {
             }
             _ => (self.seal_and_commit(), false),
         };
-        let event = self.event.take();
-        if event.is_some() || answering.is_some() {
-            self.prepare_literals().await?;
-        }
-        let mut is_written = event.is_none();
-        let text = event.map_or_else(|| seal.clone(), |event| format!("{event}; {seal}"));
         let mut answers = sqlx::raw_sql(AssertSqlSafe(text)).fetch_many(&mut self.session.connection);
-        // The first poll puts all on the wire, so that the failpoint lies between them and their answers.
+        // The first poll puts both on the wire, so that the failpoint lies between them and their answers.
         let mut next = poll_fn(|cx| Poll::Ready(answers.as_mut().poll_next(cx))).await;
         failpoint!(COMMIT_SENT).map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
-        let failed = loop {
+        loop {
             let answer = match next {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => answers.next().await,
@@ -185,19 +163,12 @@ impl<'l> PostgresUnit<'l> {
                 None if is_sealed => return Ok(()),
                 None => return Err(other_answer()),
                 Some(Ok(Either::Left(_))) => {}
-                Some(Ok(Either::Right(_))) if !is_written => is_written = true,
                 Some(Ok(Either::Right(row))) => is_sealed = is_answer(&row, expected.as_deref()),
-                Some(Err(source)) => break source,
+                Some(Err(source)) if is_sealed => return Err(error::committing(source)),
+                Some(Err(source)) => return Err(error::sealing(source)),
             }
             next = Poll::Pending;
-        };
-        drop(answers);
-        Err(match (is_written, is_sealed) {
-            (false, _) => self.event_not_written(failed).await,
-            (true, false) if answering.is_some() => self.not_sealed(failed).await,
-            (true, false) => error::sealing(failed),
-            (true, true) => error::committing(failed),
-        })
+        }
     }
 }
 

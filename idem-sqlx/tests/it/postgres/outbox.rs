@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    ConsumerName, Decision, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError,
-    IdempotencyKey, Message, ResultBody, Store as _, Tx,
+    ConsumerName, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey,
+    Message, ResultBody, Store as _, Tx,
     outbox::{AppendError, EventEnd, EventState, LeaseRequest, Leased, Outbox},
     store::{Expiring, Removal, Removed},
 };
@@ -52,46 +52,6 @@ async fn answers_are_removed_with_their_records() {
     let keys = "SELECT idempotency_key FROM processed_messages JOIN processed_results USING (consumer, key_id)";
     assert_eq!(fixture.texts(keys).await, ["b"]);
     assert_eq!(fixture.text("SELECT count(*) FROM processed_results").await, "1");
-    fixture.drop().await;
-}
-
-/// Does the same, and has the session forget what it has prepared where a message says so.
-struct Forgets;
-
-impl Handler<PostgresStore> for Forgets {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
-        Answers.handle(message, tx).await?;
-        if message.payload().is_some_and(|payload| &**payload == b"forget") {
-            sqlx::raw_sql("DEALLOCATE ALL").execute(tx.connection()).await?;
-        }
-        Ok(())
-    }
-}
-
-/// O73: what a session has prepared for events and answers can be taken away by a handler, whose own message fails of that alone. A
-/// connection that is given back keeps none of it.
-#[tokio::test]
-async fn o73_statements_that_a_handler_has_deallocated() {
-    let fixture = Fixture::new().await;
-    let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(Forgets);
-    let builder = builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).lanes(1);
-    let consumer = builder.build().unwrap();
-    let mut session = None;
-    for (key, payload, is_kept) in [("a", "keep", true), ("b", "forget", false), ("c", "keep", true)] {
-        let own = match session.take() {
-            Some(session) => session,
-            None => fixture.store.session_from(fixture.connect().await).await.unwrap(),
-        };
-        let (left, decided) = consumer.process_on(own, [message(key, payload)]).await.unwrap();
-        assert_eq!(matches!(decided[..], [(_, Decision::Processed(_))]), is_kept, "{key}: {decided:?}");
-        session = left;
-    }
-    let kept = "SELECT string_agg(event_key, ' ' ORDER BY number) FROM outbox";
-    assert_eq!(fixture.text(kept).await.split(' ').count(), 2);
-    assert_eq!(fixture.text("SELECT count(*) FROM processed_results").await, "2");
-    let mut own = session.unwrap().into_connection().await.unwrap();
-    let left = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'idem%'");
-    assert_eq!(left.fetch_one(&mut own).await.unwrap(), 0);
     fixture.drop().await;
 }
 

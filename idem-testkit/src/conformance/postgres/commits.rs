@@ -10,7 +10,7 @@ use idem_core::{
 use super::{
     consumers::{builder, claim_of, keys, messages, msg, options, process},
     handlers::{Act, Write, acting, write},
-    subject::{PATIENCE, PostgresUnderTest, effects, forget, recorded, unique, until},
+    subject::{PATIENCE, PostgresUnderTest, effects, forget, offers, recorded, unique, until},
 };
 use crate::{
     Decide as _,
@@ -20,6 +20,9 @@ use crate::{
 /// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`; with effects alone, and with events too.
 async fn cut<T: PostgresUnderTest>(subject: &T, cut: Cut, times: usize, expected: char) {
     for (count, announces) in [(1, false), (100, false), (1, true), (100, true)] {
+        if announces && !offers(subject) {
+            continue;
+        }
         let proxy = PostgresProxy::cutting(&subject.server(), cut, times).await.unwrap();
         let store = subject.another(Some(proxy.port()), &[]);
         let consumer = if announces {
@@ -69,6 +72,9 @@ impl Act for Announces {
 
 /// O43: an outbox that takes no row, here because of a trigger, has its units committed with nothing of them.
 pub async fn o43_a_unit_whose_event_is_suppressed_commits_nothing<T: PostgresUnderTest>(subject: &T) {
+    if !offers(subject) {
+        return;
+    }
     let consumer = builder(subject.store().clone(), acting::<T, _>(Announces)).publishes_to(["payments"]);
     let consumer = consumer.lanes(1).handlers(subject.concurrency()).build().unwrap();
     assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
@@ -124,6 +130,9 @@ async fn failure<T: PostgresUnderTest>(consumer: &DedupConsumer<T::Store>, key: 
 
 /// O22: a setting of a handler for its transaction stops its own message, with the cause, and no intake; or it does not matter.
 pub async fn o22_events_are_written_in_whatever_a_handler_has_set<T: PostgresUnderTest>(subject: &T) {
+    if !offers(subject) {
+        return;
+    }
     let store = || subject.store().clone();
     for (key, name, value) in
         [("a", "work_mem", "8MB"), ("b", "search_path", "pg_catalog"), ("c", "row_security", "off")]
@@ -185,6 +194,9 @@ impl Act for Quotes {
 
 /// O73: an event and an answer hold what the handler gave them, whatever it means to SQL and however they are sent.
 pub async fn o73_texts_that_mean_something_to_sql_are_kept_as_they_are<T: PostgresUnderTest>(subject: &T) {
+    if !offers(subject) {
+        return;
+    }
     let short = vec![0, 1, b'\'', b'"', b'\\', b'$', b'1', 255, 10, b';'];
     let long: Vec<u8> = short.iter().copied().cycle().take(20_000).collect();
     let store = |settings: &[(&str, &str)]| subject.another(None, settings);
@@ -215,6 +227,9 @@ pub async fn o73_texts_that_mean_something_to_sql_are_kept_as_they_are<T: Postgr
 
 /// O22: a right that the login itself lacks is no fault of a message.
 pub async fn o22_a_right_that_is_missing_is_infrastructure<T: PostgresUnderTest>(subject: &T) {
+    if !offers(subject) {
+        return;
+    }
     let role = unique("worker").replace('-', "_");
     let schema = subject.texts("SELECT quote_ident(current_schema())").await.concat();
     let grants = ["TABLES", "SEQUENCES", "FUNCTIONS"]

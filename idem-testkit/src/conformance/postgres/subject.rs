@@ -84,6 +84,12 @@ pub struct RoundTrips {
     pub unexpected_repeat: usize,
 }
 
+/// Whether the store has an outbox and keeps results; the suite's cases ask for both at once.
+pub(super) fn offers(subject: &impl PostgresUnderTest) -> bool {
+    let capabilities = subject.store().capabilities();
+    capabilities.outbox && capabilities.results
+}
+
 /// The keys of the effects that are committed, sorted.
 pub(super) async fn effects(subject: &impl PostgresUnderTest) -> Vec<String> {
     subject.texts("SELECT key FROM effects ORDER BY key").await

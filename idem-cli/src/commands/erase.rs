@@ -41,7 +41,7 @@ SELECT pg_catalog.count(*) FROM {schema}.dead_letters AS d
 WHERE d.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
     AND d.key_id IS DISTINCT FROM {schema}.key_id($1::text) AND EXISTS (SELECT FROM pg_catalog.unnest($3::text[]) AS held (form)
         WHERE pg_catalog.strpos(d.headers::text, held.form) > 0
-            OR position(pg_catalog.convert_to(held.form, 'UTF8') IN d.payload) > 0)";
+            OR pg_catalog.position(d.payload, pg_catalog.convert_to(held.form, 'UTF8')) > 0)";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
 /// never replayed, and the outcome of a replay that has ended stays; it is no copy of any other from then on, because one that

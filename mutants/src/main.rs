@@ -2,6 +2,7 @@
 //! behind a number that is chosen when it runs.
 
 mod compile;
+mod known;
 mod report;
 mod run;
 mod write;
@@ -13,6 +14,7 @@ use std::{
     process::Command,
 };
 
+use known::Known;
 use write::Mutant;
 
 /// The sources of mutants: the decisions of the engine.
@@ -32,6 +34,8 @@ struct Args {
     /// Draws the order.
     seed: u64,
     minutes: u64,
+    /// How many mutants run at once.
+    jobs: usize,
     /// Where the table goes too.
     page: Option<PathBuf>,
 }
@@ -47,22 +51,24 @@ fn main() -> Result<(), Failed> {
         (args.seed, &mutants[*number].name).hash(&mut hasher);
         hasher.finish()
     });
-    let ends = run::all(&mutants, &made, args.minutes)?;
+    let mut known = Known::read(Path::new("target/mutants/ends"))?;
+    let ends = run::all(&mutants, &made, args.minutes, args.jobs, &mut known)?;
     let table = report::table(&mutants, made.numbers.len(), &ends)?;
     println!("{table}");
     args.page.map_or(Ok(()), |page| report::write(&page, &table))
 }
 
 fn asked() -> Result<Args, Failed> {
-    let mut args = Args { seed: 1, minutes: u64::MAX, page: None };
+    let mut args = Args { seed: 1, minutes: u64::MAX, jobs: 1, page: None };
     let mut words = std::env::args().skip(1);
     while let Some(flag) = words.next() {
         let value = words.next().ok_or_else(|| format!("{flag} of what?"))?;
         match flag.as_str() {
             "--seed" => args.seed = value.parse()?,
             "--minutes" => args.minutes = value.parse()?,
+            "--jobs" => args.jobs = value.parse()?,
             "--page" => args.page = Some(value.into()),
-            other => return Err(format!("{other}: --seed N, --minutes N and --page FILE are known").into()),
+            other => return Err(format!("{other}: --seed N, --minutes N, --jobs N and --page FILE are known").into()),
         }
     }
     Ok(args)

@@ -4,13 +4,15 @@ use std::{
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Command, Stdio},
+    sync::Mutex,
+    thread,
     time::Instant,
 };
 
-use crate::{Failed, compile::Made, write::Mutant};
+use crate::{Failed, compile::Made, known::Known, write::Mutant};
 
 /// Seconds: a mutant that waits for ever takes no time of a processor.
-const PATIENCE: u32 = 180;
+const PATIENCE: u32 = 400;
 
 /// Programs that mutants may die of.
 pub(crate) struct Killer {
@@ -71,24 +73,39 @@ pub(crate) struct End {
     pub(crate) killer: Option<usize>,
 }
 
-/// Runs these mutants in turn, and begins none after that many minutes.
+/// Runs these mutants, as many at once as there are jobs, and begins none after that many minutes. Ends that are known count, and new ones
+/// become known at once.
 #[allow(clippy::disallowed_methods, reason = "a program's own time, which no test pauses")]
-pub(crate) fn all(mutants: &[Mutant], made: &Made, minutes: u64) -> Result<Vec<End>, Failed> {
-    if let Some(of) = killer(usize::MAX, made)? {
+pub(crate) fn all(mutants: &[Mutant], made: &Made, minutes: u64, jobs: usize, known: &mut Known) -> Result<Vec<End>, Failed> {
+    let (mut ends, mut rest) = (Vec::new(), Vec::new());
+    for number in made.numbers.iter().copied() {
+        match known.of(&mutants[number]) {
+            Some(killer) => ends.push(End { number, killer }),
+            None => rest.push(number),
+        }
+    }
+    println!("{} ends are known, {} mutants are left", ends.len(), rest.len());
+    if let (false, Some(of)) = (rest.is_empty(), killer(usize::MAX, made)?) {
         return Err(format!("{} fail without a mutant", KILLERS[of].name).into());
     }
     let began = Instant::now();
-    let mut ends = Vec::new();
-    for number in made.numbers.iter().copied() {
-        if began.elapsed().as_secs() / 60 >= minutes {
-            break;
+    let rest = Mutex::new(rest.into_iter());
+    let found = Mutex::new((known, ends));
+    let run = || -> Result<(), Failed> {
+        while began.elapsed().as_secs() / 60 < minutes {
+            let Some(number) = rest.lock().map_err(|_| "another job panicked")?.next() else { break };
+            let killer = killer(number, made)?;
+            let mut found = found.lock().map_err(|_| "another job panicked")?;
+            found.0.add(&mutants[number], killer)?;
+            found.1.push(End { number, killer });
         }
-        let killer = killer(number, made)?;
-        let end = killer.map_or_else(|| "lives".to_owned(), |of| format!("dies of {}", KILLERS[of].name));
-        println!("{}: {end}", mutants[number].name);
-        ends.push(End { number, killer });
-    }
-    Ok(ends)
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(&run)).collect();
+        jobs.into_iter().try_for_each(|job| job.join().map_err(|_| "a job panicked")?)
+    })?;
+    Ok(found.into_inner().map_err(|_| "a job panicked")?.1)
 }
 
 fn killer(number: usize, made: &Made) -> Result<Option<usize>, Failed> {

@@ -20,7 +20,7 @@ use crate::Failed;
 #[derive(Deserialize)]
 pub(crate) struct Mutant {
     pub(crate) name: String,
-    file: String,
+    pub(crate) file: String,
     genre: String,
     replacement: String,
     span: Place,

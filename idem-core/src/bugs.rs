@@ -88,12 +88,16 @@ pub enum Bug {
     AnswersBeforeCommit,
     /// A final error is stored by a unit of its own, after its key was let go (V11).
     FinalInNewUnit,
+    /// A worker does not obey an operator who pauses its consumer (J74).
+    IgnoresPauses,
+    /// A dead letter whose publication was refused counts as published (J75).
+    RefusedIsPublished,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 43] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -135,6 +139,8 @@ impl Bug {
         Self::ResultInSecondTx,
         Self::AnswersBeforeCommit,
         Self::FinalInNewUnit,
+        Self::IgnoresPauses,
+        Self::RefusedIsPublished,
     ];
 }
 

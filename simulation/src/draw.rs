@@ -51,6 +51,8 @@ pub(crate) fn scenario(theme: Theme, seed: u64) -> Scenario {
         used_again(&mut scenario, rng);
     }
     events(&mut scenario, span, rng);
+    pauses(&mut scenario, span, seed);
+    unpublished(&mut scenario, seed);
     disasters(&mut scenario, theme, span, seed);
     killers(&mut scenario, span, seed);
     partitions(&mut scenario, always, span, seed);
@@ -97,6 +99,7 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         drain: millis(rng, 500, 5_000),
         weather: Weather::default(),
         faults: Faults::default(),
+        dead_letter_faults: Faults::default(),
         wrong_counts: Rate::Never,
         settle_latency: pick(rng, &[0, 0, 5, 50]),
         contents: Vec::new(),
@@ -248,6 +251,43 @@ fn events(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
         if one_in(rng, often) {
             happens(rng, event);
         }
+    }
+}
+
+/// A pause in a calm life, where the check of it is, from a generator of its own. It lasts beyond the time by which it must be obeyed,
+/// and messages come then.
+fn pauses(scenario: &mut Scenario, span: u64, seed: u64) {
+    let rng = &mut Rng::with_seed(seed ^ 0x009A_05E5_0BE7_ED00);
+    if !scenario.calm || !one_in(rng, 12) {
+        return;
+    }
+    let (at, obeyed) = (millis(rng, 0, span), crate::bounds::pause(scenario));
+    let messages = rng.usize(1..=5);
+    for number in 0..messages {
+        scenario.contents.push(Content {
+            key: Some(format!("paused {number}")),
+            tenant: scenario.tenants.then(|| "t0".to_owned()),
+            payload: format!("paused {number}"),
+            order: None,
+            behaviour: Behaviour::Good(0),
+            accounts: Vec::new(),
+            tells: Vec::new(),
+        });
+        scenario.messages.push((at + obeyed + millis(rng, 100, 4_000), scenario.contents.len() - 1));
+    }
+    let lasts = u64::try_from(obeyed.as_millis()).unwrap_or(u64::MAX) + 5_000;
+    scenario.events.push((at, Event::Pause(lasts)));
+}
+
+/// Faults of the queue for dead letters, from a generator of their own.
+fn unpublished(scenario: &mut Scenario, seed: u64) {
+    let rng = &mut Rng::with_seed(seed ^ 0x00DE_AD1E_77E2_5000);
+    if !scenario.calm && scenario.publisher && one_in(rng, 2) {
+        scenario.dead_letter_faults = Faults {
+            confirms_lost: Rate::OneIn(rng.u32(2..8)),
+            publishes_refused: Rate::OneIn(rng.u32(2..8)),
+            ..Faults::default()
+        };
     }
 }
 

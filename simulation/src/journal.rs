@@ -20,6 +20,8 @@ pub enum Rule {
     SecondEffect,
     /// Nothing is dead-lettered that did not earn it.
     Unearned,
+    /// A dead letter is published where there is a publisher, and nothing is that has no row.
+    NotPublished,
     /// No dead letter of what is running and then commits.
     DeadWhileRunning,
     /// No handler runs oftener than its attempts.
@@ -62,11 +64,12 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::SettledTooEarly,
         Self::Lost,
         Self::SecondEffect,
         Self::Unearned,
+        Self::NotPublished,
         Self::DeadWhileRunning,
         Self::RanTooOften,
         Self::RecordWithoutEffect,

@@ -61,6 +61,7 @@ pub fn silence_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !panic.payload().is::<handler::HandlersOwn>() {
+            life::panicked(panic);
             print(panic);
         }
     }));

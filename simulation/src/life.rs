@@ -61,6 +61,7 @@ pub struct Report {
 #[must_use]
 pub fn live(scenario: &Scenario, way: Way) -> Report {
     fastrand::seed(scenario.seed);
+    PANICKED.set(None);
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true);
     #[cfg(tokio_unstable)]
@@ -68,18 +69,38 @@ pub fn live(scenario: &Scenario, way: Way) -> Report {
     #[allow(clippy::expect_used, reason = "without a runtime there is no simulation")]
     let runtime = builder.build().expect("a runtime without I/O");
     let lived = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(run(scenario.clone(), way))));
-    lived.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "a panic without a text".to_owned());
-        let breach = Breach { rule: Rule::Panicked, at: Duration::ZERO, text };
-        let (hash, polls, first_polls, deaths, took) = (0, 0, 0, 0, Duration::ZERO);
-        Report { hash, polls, first_polls, deaths, took, trace: Vec::new(), breaches: vec![breach] }
-    })
+    let panicked = |text| Breach { rule: Rule::Panicked, at: Duration::ZERO, text };
+    match (lived, PANICKED.take()) {
+        (Ok(mut report), text) => {
+            report.breaches.extend(text.map(panicked));
+            report
+        }
+        (Err(_), text) => {
+            let breaches = vec![panicked(text.unwrap_or_else(|| "a panic that nothing was told of".to_owned()))];
+            let (hash, polls, first_polls, deaths, took) = (0, 0, 0, 0, Duration::ZERO);
+            Report { hash, polls, first_polls, deaths, took, trace: Vec::new(), breaches }
+        }
+    }
+}
+
+thread_local! {
+    /// The first panic of the life on this thread that no handler or receiver planned. tokio catches those of tasks, and the engine
+    /// those of the user's code.
+    static PANICKED: std::cell::RefCell<Option<String>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Something has panicked on this thread, and nothing planned it.
+pub(crate) fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
+    PANICKED.with_borrow_mut(|first| {
+        first.get_or_insert_with(|| panic.to_string());
+    });
 }
 
 async fn run(scenario: Scenario, way: Way) -> Report {
     let world = Arc::new(World::new(scenario, way));
     world.store.weather(world.scenario.weather);
     world.misbehave(world.scenario.faults);
+    world.dead_letters().misbehave(world.scenario.dead_letter_faults);
     if let Some(polls) = way.first_dies_at {
         world.places[0].dies_at.store(polls, Ordering::SeqCst);
         world.places[0].down.store(100, Ordering::SeqCst);
@@ -133,6 +154,7 @@ async fn happen(world: &Arc<World>) {
     world.journal.note(&Happened::Noted("all faults end".to_owned()));
     world.store.weather(Weather::default());
     world.misbehave(Faults::default());
+    world.dead_letters().misbehave(Faults::default());
     world.received().faults_over = true;
     control(world, ControlState::Running).await;
     // Where positions are kept, a settlement that was lost is made good with the next assignment.
@@ -272,6 +294,7 @@ async fn replay(world: &World) {
         if let Some(seen) = world.known().contents.get_mut(content) {
             seen.deliveries += 1;
         }
+        world.known().replayed.insert(content);
     }
 }
 

@@ -350,6 +350,16 @@ pub(crate) fn judge(world: &World, is_at_rest: bool) {
             }
         }
     }
+    let operations = world.scenario.telling.iter().flat_map(|telling| telling.operations.iter().enumerate());
+    let calls = world.store.rows(CALLS);
+    for (number, _) in operations.filter(|(_, operation)| operation.tells) {
+        let (of, key) = (Of::Operation(number), number.to_string());
+        let has_effect = calls.iter().any(|(call, _)| *call == key);
+        // One that ran again after everything was at rest has its event on its way.
+        if is_at_rest && has_effect && !received.first.contains_key(&of) && !waiting.contains(&of) {
+            breach(Rule::EventLost, format!("event {of} has an effect, and never arrived"));
+        }
+    }
     for line in lines.values() {
         for (place, _, of) in line {
             let Some(came) = received.first.get(of) else { continue };

@@ -235,6 +235,8 @@ pub struct Scenario {
     pub weather: Weather,
     /// The faults of the broker.
     pub faults: Faults,
+    /// The faults of the queue for dead letters.
+    pub dead_letter_faults: Faults,
     /// How often the broker says a wrong number of deliveries.
     pub wrong_counts: Rate,
     /// How long a settlement takes at most, there and back, in milliseconds.

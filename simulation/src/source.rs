@@ -16,6 +16,7 @@ use crate::{
     journal::{Happened, Rule},
     member::GroupSource,
     state::KafkaHandle,
+    teeth::Slip,
     world::World,
 };
 
@@ -153,6 +154,10 @@ impl Source for CheckedSource {
 
     async fn attach(&self) -> Result<Attached, SourceError> {
         self.take_time().await;
+        if self.world.slip == Some(Slip::TaskPanics) {
+            #[allow(clippy::panic, reason = "it is planted")]
+            drop(tokio::spawn(async { panic!("planted") }));
+        }
         ask!(&self.inner, source => source.attach().await)
     }
 

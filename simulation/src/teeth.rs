@@ -20,6 +20,8 @@ pub enum Slip {
     GivesBackUncommitted,
     /// What was given back is still settled, and its positions are committed.
     KeepsWhatItGaveBack,
+    /// A task of its own panics, and nothing waits for it.
+    TaskPanics,
 }
 
 /// Where a bug is planted.
@@ -89,6 +91,7 @@ fn in_the_store() -> Vec<Planted> {
         slip(Slip::PositionsPassUnfinished, "a position is committed beyond messages that are not finished"),
         slip(Slip::GivesBackUncommitted, "partitions are given back before their last positions are committed"),
         slip(Slip::KeepsWhatItGaveBack, "partitions that were given back are still committed"),
+        slip(Slip::TaskPanics, "a task of the adapter panics, and nothing waits for it"),
         planted(Defect::CommitsUnsealed, Theme::Small, "a handler's own COMMIT commits the claims (A12)"),
         planted(
             Defect::CommitsAbortedWithoutError,
@@ -249,6 +252,12 @@ fn all() -> Vec<Planted> {
             Theme::Small,
             "a worker takes the first server that it sees for the one that knows its consumer (J63)",
         ),
+        planted(Bug::IgnoresPauses, Theme::Calm, "a worker goes on although an operator pauses its consumer (J74)"),
+        planted(
+            Bug::RefusedIsPublished,
+            Theme::Small,
+            "a dead letter whose publication was refused counts as published (J75)",
+        ),
     ];
     all.extend(in_the_store());
     all
@@ -271,6 +280,12 @@ pub fn plant(name: &str) -> Result<Way, String> {
     };
     planted.plant();
     Ok(planted.way())
+}
+
+/// Takes out of the engine again whatever was planted on this thread.
+pub fn plant_nothing() {
+    #[cfg(feature = "bugs")]
+    idem_core::bugs::plant(None);
 }
 
 /// Runs lives with each bug until it is found. Answers a table, and whether all were found.

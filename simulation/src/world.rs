@@ -2,7 +2,7 @@
 //! both.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -86,6 +86,10 @@ pub(crate) struct Known {
     /// How many settlements there were. Instants would not do: a partition is lost and had again within one.
     pub(crate) settlements: u64,
     derived_keys: BTreeMap<String, String>,
+    /// The contents that were published as dead letters on topics that are gone.
+    published_dead: BTreeSet<usize>,
+    /// The contents that an operator had replayed.
+    pub(crate) replayed: BTreeSet<usize>,
     /// Since when handlers must not begin any more.
     pub(crate) paused_since: Option<Duration>,
     /// The disasters of the store.
@@ -215,11 +219,22 @@ impl World {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
+    /// The contents that were published as dead letters.
+    pub(crate) fn published_dead(&self) -> BTreeSet<usize> {
+        let mut contents: BTreeSet<usize> =
+            self.dead_letters().unsettled().iter().map(|message| self.content(message)).collect();
+        contents.extend(&self.known().published_dead);
+        contents
+    }
+
     /// Deletes the topic and creates it again: every process loses it with all that it held.
     pub(crate) fn recreate(&self) {
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        let published = self.published_dead();
+        self.known().published_dead = published;
         let queues = topic(&self.scenario, generation);
         queues.0.misbehave(self.scenario.faults);
+        queues.1.misbehave(self.scenario.dead_letter_faults);
         *self.queues.lock().unwrap_or_else(PoisonError::into_inner) = queues;
         (0..self.places.len()).for_each(|process| self.kill(process, 0));
     }

@@ -24,6 +24,7 @@ use super::{
     view::{Incidents, LogLimiter, Stats, Summary, Waits},
 };
 use crate::{
+    bugs::{self, Bug},
     config::WorkerSettings,
     consumer::{self, Inner},
     dead_letter::Publisher,
@@ -119,6 +120,9 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.consumer.clock.set(control.now);
         if let Some(cache) = &self.cache {
             cache.confirm(control.epoch, control.identity.clone(), asked_at);
+        }
+        if control.state == ControlState::Paused && bugs::planted(Bug::IgnoresPauses) {
+            return;
         }
         self.gate.obey(&self.consumer.name, control);
     }

@@ -9,7 +9,7 @@ use idem_testkit::{
     memory::{Faults, Order, Rate, Revoke},
 };
 use simulation::{
-    Behaviour, Content, Event, Partitions, Protocol, Receiver, Scenario, Telling, Theme, Told, Way, live,
+    Behaviour, Content, Event, Operation, Partitions, Protocol, Receiver, Scenario, Telling, Theme, Told, Way, live,
     silence_panics, teeth,
 };
 
@@ -23,6 +23,7 @@ fn plain(seed: u64) -> Scenario {
     scenario.on_conflict = idem_core::OnConflict::DeadLetter;
     scenario.weather = Weather::default();
     scenario.faults = Faults::default();
+    scenario.dead_letter_faults = Faults::default();
     scenario.wrong_counts = Rate::Never;
     scenario.contents.clear();
     scenario.messages.clear();
@@ -374,6 +375,55 @@ fn e41_messages_of_a_lost_partition_do_not_run_again_after_their_unit_failed() {
         }
         scenario.messages = (0..8).map(|number| (at(100 + 50 * number as u64), number)).collect();
         scenario.events = (0..10).map(|time| (at(150 + 350 * time), Event::Revoke(Revoke::Lost))).collect();
+        scenario
+    });
+}
+
+/// J74: an operator's pause holds in a calm life, too: handlers that begin after it was to be obeyed are a breach.
+#[test]
+fn j74_nothing_runs_while_an_operator_pauses_the_consumer() {
+    found("IgnoresPauses", 0..5, |seed| {
+        let mut scenario = plain(seed);
+        scenario.contents = vec![content(0, Behaviour::Good(0))];
+        scenario.messages = vec![(at(20_000), 0)];
+        scenario.events = vec![(at(100), Event::Pause(25_000))];
+        scenario
+    });
+}
+
+/// J75: the queue for dead letters refuses some of them: each is published in the end.
+#[test]
+fn j75_a_dead_letter_that_was_refused_is_published_later() {
+    found("RefusedIsPublished", 0..20, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.publisher) = (false, true);
+        scenario.dead_letter_faults = Faults { publishes_refused: Rate::OneIn(3), ..Faults::default() };
+        scenario.contents = (0..5).map(|number| content(number, Behaviour::Permanent)).collect();
+        scenario.messages = (0..5).map(|number| (at(100 * number as u64), number)).collect();
+        scenario
+    });
+}
+
+/// O1: the event of an operation goes with its effect: a store that loses events is noticed where there are no messages at all.
+#[test]
+fn o1_the_event_of_an_operation_arrives() {
+    found("LosesEvents", 0..5, |seed| {
+        let mut scenario = plain(seed);
+        let mut telling = telling();
+        telling.operations = vec![Operation { tenant: 0, key: 0, fails_for: 0, refuses: false, takes: 5, tells: true }];
+        telling.calls = vec![(at(100), 0, 0)];
+        scenario.telling = Some(telling);
+        scenario
+    });
+}
+
+/// D11: a panic that nothing planned is a breach, also where the runtime catches it with its task.
+#[test]
+fn d11_a_panic_of_a_task_that_nothing_waits_for_is_seen() {
+    found("TaskPanics", 0..2, |seed| {
+        let mut scenario = plain(seed);
+        scenario.contents = vec![content(0, Behaviour::Good(0))];
+        scenario.messages = vec![(at(10), 0)];
         scenario
     });
 }

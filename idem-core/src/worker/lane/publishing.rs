@@ -2,6 +2,7 @@
 //! neither place is not acknowledged.
 
 use crate::{
+    bugs::{self, Bug},
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
     handler::with_causes,
@@ -62,6 +63,9 @@ impl<S: Store, B: Source> Shared<S, B> {
             && stored.payload_kept
         {
             published = self.publish_without_payload(&**publisher, dead_letter, stored.id, error).await;
+        }
+        if published.is_err() && bugs::planted(Bug::RefusedIsPublished) {
+            published = Ok(());
         }
         match published {
             Ok(()) => {

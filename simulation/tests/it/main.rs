@@ -5,3 +5,4 @@
 mod every_poll;
 mod found;
 mod repeatable;
+mod rules;

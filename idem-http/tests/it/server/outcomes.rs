@@ -248,6 +248,45 @@ async fn a_lost_answer_to_the_commit_is_resolved() {
     }
 }
 
+/// W150: the answer to the commit is lost, and the database cannot be asked how it ended. Nothing is claimed about the operation, and
+/// its key finds the truth, on either side of the commit.
+#[tokio::test]
+async fn w150_an_outcome_that_stays_unknown_is_found_by_its_key() {
+    for (fault, was_done) in [(Fault::AnswerLost, true), (Fault::ConnectionLost, false)] {
+        let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+        let payments = builder(&ground).build().unwrap();
+        payments.start().await.unwrap();
+        let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]));
+        let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
+        runs.until_begun(1).await;
+        // Those of the first request and of the question, neither of which has a session by then.
+        for _ in 0..2 {
+            ground.store().inject(Operation::Open, Fault::ConnectionLost);
+        }
+        ground.store().inject(Operation::Commit, fault);
+        runs.release(1);
+        let first = first.await.unwrap();
+        assert_eq!(
+            (first.status, first.header("retry-after"), first.is_replayed()),
+            (503, Some("1"), None),
+            "{first:?}"
+        );
+        assert!(first.json()["type"].as_str().unwrap().ends_with("#unavailable"), "{first:?}");
+        let asked = super::ask::ask(&asks, "acme", "/idempotency/k?answer=true", "").await;
+        assert_eq!((asked.status, &asked.json()["state"]), (503, &"uncertain".into()), "{asked:?}");
+        assert_eq!((ground.store().faults_left(Operation::Open), runs.begun()), (0, 1));
+        assert_eq!(ground.paid().await.len(), usize::from(was_done), "{fault:?}");
+
+        let again = send::<Memory>(&route, request("k", "one")).await;
+        assert_eq!((again.status, again.is_replayed()), (201, Some(was_done)), "{fault:?}: {again:?}");
+        assert_eq!(runs.begun(), if was_done { 1 } else { 2 }, "{fault:?}");
+        assert_eq!(ground.paid().await, ["one"], "{fault:?}");
+        let told = super::ask::ask(&asks, "acme", "/idempotency/k?answer=true", "").await.json();
+        assert_eq!(told["answer"]["body"], std::str::from_utf8(&again.body).unwrap(), "{fault:?}");
+        assert_eq!(send::<Memory>(&route, request("k", "two")).await.status, 422, "{fault:?}");
+    }
+}
+
 /// The answer was erased for privacy: the operation is known, and never runs again.
 #[tokio::test]
 async fn w18_an_operation_whose_answer_is_gone_never_runs_again() {

@@ -10,6 +10,8 @@ pub(crate) struct Args {
     pub(crate) lives: Option<u64>,
     pub(crate) jobs: usize,
     pub(crate) every_poll: bool,
+    /// After how many polls the first process dies.
+    pub(crate) dies_at: Option<u64>,
     pub(crate) trace: bool,
     pub(crate) whole: bool,
     pub(crate) teeth: bool,
@@ -27,6 +29,7 @@ impl Args {
             lives: None,
             jobs: 1,
             every_poll: false,
+            dies_at: None,
             trace: false,
             whole: false,
             teeth: false,
@@ -44,6 +47,7 @@ impl Args {
                     args.jobs = usize::try_from(number(&value()?)?.max(1)).map_err(|error| error.to_string())?
                 }
                 "--every-poll" => args.every_poll = true,
+                "--dies-at" => args.dies_at = Some(number(&value()?)?),
                 "--trace" => args.trace = true,
                 "--whole" => args.whole = true,
                 "--teeth" => args.teeth = true,

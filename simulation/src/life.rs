@@ -49,6 +49,8 @@ pub struct Report {
     pub first_polls: u64,
     /// How many processes died.
     pub deaths: u64,
+    /// How many commits lost their connection before the answer.
+    pub unknown_commits: u64,
     /// How long it took, by its own clock.
     pub took: Duration,
     /// A line of each event, where that was asked for.
@@ -77,8 +79,8 @@ pub fn live(scenario: &Scenario, way: Way) -> Report {
         }
         (Err(_), text) => {
             let breaches = vec![panicked(text.unwrap_or_else(|| "a panic that nothing was told of".to_owned()))];
-            let (hash, polls, first_polls, deaths, took) = (0, 0, 0, 0, Duration::ZERO);
-            Report { hash, polls, first_polls, deaths, took, trace: Vec::new(), breaches }
+            let (hash, polls, first_polls, deaths, unknown_commits, took) = (0, 0, 0, 0, 0, Duration::ZERO);
+            Report { hash, polls, first_polls, deaths, unknown_commits, took, trace: Vec::new(), breaches }
         }
     }
 }
@@ -123,6 +125,7 @@ async fn run(scenario: Scenario, way: Way) -> Report {
         polls,
         first_polls: world.first_polls.load(Ordering::SeqCst),
         deaths: world.deaths.load(Ordering::SeqCst),
+        unknown_commits: world.store.unknown_commits(),
         took: world.journal.now(),
         trace,
         breaches,

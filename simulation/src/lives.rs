@@ -57,6 +57,8 @@ pub struct Sum {
     pub polls: u64,
     /// Deaths of processes.
     pub deaths: u64,
+    /// Commits that lost their connection before the answer.
+    pub unknown_commits: u64,
     /// Time that passed for them.
     pub took: Duration,
     /// Per rule, how many lives broke it, and the first of them.
@@ -83,6 +85,7 @@ struct Outcome {
     hash: Mixer,
     polls: u64,
     deaths: u64,
+    unknown_commits: u64,
     took: Duration,
     breaches: Vec<(Option<u64>, Breach)>,
 }
@@ -93,6 +96,7 @@ impl Outcome {
         self.hash.write_u64(report.hash);
         self.polls += report.polls;
         self.deaths += report.deaths;
+        self.unknown_commits += report.unknown_commits;
         self.took += report.took;
         self.breaches.extend(report.breaches.into_iter().map(|breach| (dies_at, breach)));
     }
@@ -146,6 +150,7 @@ fn sum(outcomes: BTreeMap<u64, Outcome>) -> Sum {
         hash.write_u64(outcome.hash.0);
         sum.polls += outcome.polls;
         sum.deaths += outcome.deaths;
+        sum.unknown_commits += outcome.unknown_commits;
         sum.took += outcome.took;
         let mut counted = Vec::new();
         for (dies_at, breach) in outcome.breaches {

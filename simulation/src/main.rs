@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         return bite(&args);
     }
     let way = match args.bug.as_deref().map_or(Ok(Way::default()), teeth::plant) {
-        Ok(way) => way,
+        Ok(way) => Way { first_dies_at: args.dies_at, ..way },
         Err(problem) => {
             eprintln!("sim: {problem}");
             return ExitCode::from(2);
@@ -44,10 +44,10 @@ fn many(args: &Args, way: Way) -> ExitCode {
         }
     });
     let seconds = begun.elapsed().as_secs_f64();
-    let Sum { lives, hash, polls, deaths, took, broken } = sum;
+    let Sum { lives, hash, polls, deaths, unknown_commits, took, broken } = sum;
     println!(
-        "{lives} lives of the theme {} from seed {seed}: {:.1} s, {:.0} lives a minute, {polls} polls, {deaths} deaths, {} \
-         simulated hours, hash {hash:016x}",
+        "{lives} lives of the theme {} from seed {seed}: {:.1} s, {:.0} lives a minute, {polls} polls, {deaths} deaths, \
+         {unknown_commits} commits without an answer, {} simulated hours, hash {hash:016x}",
         theme.as_str(),
         seconds,
         lives as f64 * 60.0 / seconds,
@@ -58,7 +58,9 @@ fn many(args: &Args, way: Way) -> ExitCode {
         println!("    {}", first.breach.text);
         match first.dies_at {
             None => println!("    ./sim --theme {} --seed {} --trace", theme.as_str(), first.seed),
-            Some(poll) => println!("    where the first process dies after poll {poll}"),
+            Some(poll) => {
+                println!("    ./sim --theme {} --seed {} --dies-at {poll} --trace", theme.as_str(), first.seed)
+            }
         }
     }
     if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -189,6 +189,12 @@ impl MemoryStore {
         self.shared.state().deadlocks
     }
 
+    /// How many commits lost their connection before the answer, so that the engine could not know whether they were done.
+    #[must_use]
+    pub fn unknown_commits(&self) -> u64 {
+        self.shared.state().unknown_commits
+    }
+
     /// This store's clock: from 1 January 2026 on it goes with tokio's, which a test can pause, plus every
     /// [`MemoryStore::advance`].
     #[must_use]

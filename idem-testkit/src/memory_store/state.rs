@@ -58,6 +58,7 @@ pub(super) struct State {
     /// Which server answers.
     pub(super) server: u32,
     pub(super) deadlocks: u64,
+    pub(super) unknown_commits: u64,
     pub(super) swallows_records: bool,
     pub(super) hides_records: bool,
     units: u64,

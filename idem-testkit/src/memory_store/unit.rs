@@ -56,6 +56,13 @@ impl MemoryUnit<'_> {
         store_error(doing, error)
     }
 
+    /// The connection is lost before the answer to the commit.
+    fn unknown(&mut self) -> CommitError {
+        self.pending.lost = true;
+        self.shared.state().unknown_commits += 1;
+        CommitError::Unknown(boxed(MemoryError::ConnectionLost))
+    }
+
     /// Whether a handler has ended the transaction that was begun.
     fn has_ended(&self) -> bool {
         self.pending.status == Status::Ended || self.pending.id != self.began_as
@@ -402,10 +409,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         let doing = "committing";
         tokio::task::yield_now().await;
         let met = match self.shared.meet_in(Operation::Commit, self.pending.era).await {
-            Err(MemoryError::ConnectionLost) => {
-                self.pending.lost = true;
-                return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));
-            }
+            Err(MemoryError::ConnectionLost) => return Err(self.unknown()),
             Err(error) => return Err(CommitError::RolledBack(store_error(doing, error))),
             Ok(met) => met,
         };
@@ -426,11 +430,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         self.shared.state().locked.retain(|_, holder| *holder != self.pending.id);
         self.shared.ended.notify_waiters();
         self.shared.answer().await;
-        if met == Met::AnswerLost {
-            self.pending.lost = true;
-            return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));
-        }
-        Ok(())
+        if met == Met::AnswerLost { Err(self.unknown()) } else { Ok(()) }
     }
 
     async fn rollback(mut self) -> Result<(), StoreError> {

@@ -63,18 +63,21 @@ fn at(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Lives of these seeds keep every promise; and where the bug is planted again that they are about, one of them does not.
+/// Lives of these seeds keep every promise; and where the bug is planted again that they are about, one of them does not. Those of the
+/// engine are there with the feature `bugs` alone, those of the store always.
 fn found(bug: &str, seeds: Range<u64>, scenario: impl Fn(u64) -> Scenario) {
     silence_panics();
     for seed in seeds.clone() {
         let report = live(&scenario(seed), Way::default());
         assert!(report.breaches.is_empty(), "seed {seed}: {:?}", report.breaches);
     }
-    if cfg!(feature = "bugs") {
-        let way = teeth::plant(bug).unwrap();
-        let broken = seeds.into_iter().any(|seed| !live(&scenario(seed), way).breaches.is_empty());
-        assert!(broken, "{bug} is not found");
-    }
+    let way = match teeth::plant(bug) {
+        Err(_) if !cfg!(feature = "bugs") => return,
+        way => way.unwrap(),
+    };
+    let broken = seeds.into_iter().any(|seed| !live(&scenario(seed), way).breaches.is_empty());
+    teeth::plant_nothing();
+    assert!(broken, "{bug} is not found");
 }
 
 /// D36: the answer to the count of an attempt is lost, and the message has that attempt all the same.

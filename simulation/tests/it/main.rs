@@ -6,3 +6,4 @@ mod every_poll;
 mod found;
 mod repeatable;
 mod rules;
+mod shrinking;

@@ -1,6 +1,6 @@
 //! The questions of a start to the brokers: whether the topic is there, where the group is in it, and how long it keeps records.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{SourceError, source::Attached};
 use rdkafka::{
@@ -151,7 +151,7 @@ pub(crate) fn ends(
     topic: &str,
     partitions: &[i32],
     which: Reset,
-) -> KafkaResult<HashMap<i32, i64>> {
+) -> KafkaResult<BTreeMap<i32, i64>> {
     ends_within(consumer, topic, partitions, which, ANSWER)
 }
 
@@ -162,9 +162,9 @@ pub(crate) fn ends_within(
     partitions: &[i32],
     which: Reset,
     waits: Duration,
-) -> KafkaResult<HashMap<i32, i64>> {
+) -> KafkaResult<BTreeMap<i32, i64>> {
     if partitions.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(BTreeMap::new());
     }
     let mut asked = list(topic, partitions);
     // The protocol asks for these two as if they were times.

@@ -1,6 +1,6 @@
 //! How far this member is behind the ends of its partitions, for people who look at it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use rdkafka::consumer::BaseConsumer;
 use tokio::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Ends {
             return;
         }
         let ends = attach::ends_within(consumer, topic, &partitions, Reset::Latest, WAITS);
-        shared.ends(&ends.unwrap_or_else(|_| HashMap::new()));
+        shared.ends(&ends.unwrap_or_else(|_| BTreeMap::new()));
         self.ask_at = Instant::now() + EVERY;
     }
 }

@@ -1,7 +1,7 @@
 //! State of the polling thread and the worker's tasks: the buffer, the partitions that are held, and pending announcements.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -51,7 +51,7 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     buffer: VecDeque<KafkaDelivery>,
     buffer_bytes: usize,
-    held: HashMap<i32, Held>,
+    held: BTreeMap<i32, Held>,
     revocations: VecDeque<Revocation>,
     failure: Option<SourceError>,
     /// Since when no broker can be reached.
@@ -408,7 +408,7 @@ impl Shared {
     }
 
     /// Where partitions end now, behind their last records.
-    pub(crate) fn ends(&self, ends: &HashMap<i32, i64>) {
+    pub(crate) fn ends(&self, ends: &BTreeMap<i32, i64>) {
         let mut state = self.lock();
         for (partition, end) in ends {
             if let Some(held) = state.held.get_mut(partition) {
@@ -535,7 +535,7 @@ mod tests {
         let start = |partition, offset| Start { partition, offset, committed: false };
         shared.assign(&[start(1, 0), start(0, 5)]);
         assert_eq!(shared.lag(), [(0, None), (1, None)]);
-        shared.ends(&HashMap::from([(0, 9), (1, 0), (2, 7)]));
+        shared.ends(&BTreeMap::from([(0, 9), (1, 0), (2, 7)]));
         assert_eq!(shared.lag(), [(0, Some(4)), (1, Some(0))]);
         shared.deliver((5..12).map(|offset| (0, offset, Message::new("x"))).collect());
         assert_eq!(shared.lag(), [(0, Some(7)), (1, Some(0))], "more came since the brokers were asked");

@@ -18,6 +18,7 @@
 //! | `bounds`, `oracle` | how long things may take, and the conditions that must hold at the end |
 //! | `shrink` | a smaller life that breaks the same promise |
 //! | `teeth` | planted bugs, each of which must be found |
+#![warn(clippy::iter_over_hash_type)]
 
 mod bounds;
 mod calls;

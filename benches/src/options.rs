@@ -102,7 +102,7 @@ const CASES: [(&str, When, &str); 28] = [
     (
         "http",
         When::Asked,
-        "first runs, replays and shared transactions over HTTP, on both stores; with --rounds 9 eight minutes; needs wrk",
+        "first runs, replays and shared transactions over HTTP, on both stores; a minute a round; needs wrk",
     ),
     ("http-refused", When::Asked, "what requests that are refused, and replays, have the database write; needs wrk"),
     ("http-latency", When::Asked, "an answer's latency at half of what the bare handler can"),

@@ -51,12 +51,12 @@ pub(crate) fn judge(world: &World) {
     judge.order_is_kept();
     judge.answers_are_kept();
     // A consumer that has halted leaves the rest to a person, and one that still works has not lost anything yet.
-    if world.halts.load(Ordering::SeqCst) == 0 && world.is_drained() {
+    let is_at_rest = world.halts.load(Ordering::SeqCst) == 0 && world.is_drained();
+    if is_at_rest {
         judge.nothing_is_lost();
         judge.dead_letters_are_published();
         judge.good_messages_are_soon();
     }
-    let is_at_rest = world.halts.load(Ordering::SeqCst) == 0 && world.is_drained();
     drop(judge);
     receivers::judge(world, is_at_rest);
 }
@@ -190,7 +190,8 @@ impl Judge<'_> {
             self.effects.iter().any(|(_, run)| self.content_of(*run) == content)
                 || self.world.scenario.contents.get(content).is_some_and(|about| self.is_acknowledged_conflict(about))
         };
-        // What was unsettled on a topic that was deleted is gone with it, and its row is there. One that came again before its dead letter was published may have been handled then: theme small, seed 4182.
+        // What was unsettled on a topic that was deleted is gone with it, and its row is there. One that came again before its dead
+        // letter was published may have been handled then: theme small, seed 4182.
         let is_there = self.world.generation.load(Ordering::SeqCst) == 0;
         for content in rows.difference(&self.published).filter(|content| is_there && !handled(**content)) {
             self.breach(Rule::NotPublished, format!("c{content} is a dead letter that was not published"));

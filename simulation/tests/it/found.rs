@@ -63,6 +63,12 @@ fn at(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
+/// So many messages, each of a key of its own, one behind the other.
+fn messages(scenario: &mut Scenario, count: u32, first: Duration, every: Duration, behaviour: Behaviour) {
+    scenario.contents = (0..count as usize).map(|number| content(number, behaviour)).collect();
+    scenario.messages = (0..count).map(|number| (first + every * number, number as usize)).collect();
+}
+
 /// Lives of these seeds keep every promise; and where the bug is planted again that they are about, one of them does not. Those of the
 /// engine are there with the feature `bugs` alone, those of the store always.
 fn found(bug: &str, seeds: Range<u64>, scenario: impl Fn(u64) -> Scenario) {
@@ -89,8 +95,7 @@ fn d36_a_lost_count_sets_nothing_aside() {
         scenario.retry = RetryPolicy::new(1, scenario.retry.first, scenario.retry.max);
         scenario.effects = Effects::Outside;
         scenario.weather = Weather { seed, answers_lost: Rate::OneIn(4), ..Weather::default() };
-        scenario.contents = (0..5).map(|number| content(number, Behaviour::Good(0))).collect();
-        scenario.messages = (0..5).map(|number| (at(100 * number as u64), number)).collect();
+        messages(&mut scenario, 5, at(0), at(100), Behaviour::Good(0));
         scenario
     });
 }
@@ -278,8 +283,7 @@ fn j64_what_is_settled_too_late_does_not_begin_anew_under_an_open_breaker() {
         (scenario.breaker, scenario.in_flight, scenario.batch) = (true, 100, 10);
         (scenario.deadline, scenario.lease) = (at(2_000), Some(at(8_000)));
         scenario.retry = RetryPolicy::new(5, at(100), at(1_000));
-        scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
-        scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        messages(&mut scenario, 79, at(0), at(10), Behaviour::FailsAlways);
         scenario
     });
 }
@@ -291,8 +295,7 @@ fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
         let mut scenario = plain(seed);
         scenario.calm = false;
         scenario.weather = Weather { seed, slow: Rate::OneIn(1), slow_max: at(50), ..Weather::default() };
-        scenario.contents = vec![content(0, Behaviour::Good(0))];
-        scenario.messages = vec![(at(1_000), 0)];
+        messages(&mut scenario, 1, at(1_000), at(0), Behaviour::Good(0));
         scenario.events = vec![(at(0), Event::Checkpoint), (at(40), Event::FailOver)];
         scenario
     });
@@ -308,8 +311,7 @@ fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
         (scenario.order, scenario.effects, scenario.settle_latency) = (Order::ByKeyOneAtATime, Effects::Outside, 50);
         (scenario.deadline, scenario.lease) = (at(3_000), Some(at(8_000)));
         scenario.retry = RetryPolicy::new(5, at(150), at(600));
-        scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
-        scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        messages(&mut scenario, 79, at(0), at(10), Behaviour::FailsAlways);
         scenario
     });
 }
@@ -343,8 +345,7 @@ fn handed_over(seed: u64, attempts: u32, behaviour: Behaviour) -> Scenario {
     scenario.retry = RetryPolicy::new(attempts, at(50), at(50));
     scenario.weather =
         Weather { seed, errors: Rate::OneIn(8), slow: Rate::OneIn(4), slow_max: at(50), ..Weather::default() };
-    scenario.contents = (0..10).map(|number| content(number, behaviour)).collect();
-    scenario.messages = (0..10).map(|number| (at(300 * number as u64), number)).collect();
+    messages(&mut scenario, 10, at(0), at(300), behaviour);
     scenario.events = (0..20).map(|time| (at(100 + 150 * time), Event::ExpireLeases)).collect();
     scenario
 }
@@ -372,11 +373,10 @@ fn e41_messages_of_a_lost_partition_do_not_run_again_after_their_unit_failed() {
         });
         scenario.answer_timeout = at(900);
         scenario.weather = Weather { seed, hangs: Rate::OneIn(3), ..Weather::default() };
-        scenario.contents = (0..8).map(|number| content(number, Behaviour::Good(50))).collect();
+        messages(&mut scenario, 8, at(100), at(50), Behaviour::Good(50));
         for (number, content) in scenario.contents.iter_mut().enumerate() {
             content.order = Some(format!("o{}", number % 4));
         }
-        scenario.messages = (0..8).map(|number| (at(100 + 50 * number as u64), number)).collect();
         scenario.events = (0..10).map(|time| (at(150 + 350 * time), Event::Revoke(Revoke::Lost))).collect();
         scenario
     });
@@ -387,8 +387,7 @@ fn e41_messages_of_a_lost_partition_do_not_run_again_after_their_unit_failed() {
 fn j74_nothing_runs_while_an_operator_pauses_the_consumer() {
     found("IgnoresPauses", 0..5, |seed| {
         let mut scenario = plain(seed);
-        scenario.contents = vec![content(0, Behaviour::Good(0))];
-        scenario.messages = vec![(at(20_000), 0)];
+        messages(&mut scenario, 1, at(20_000), at(0), Behaviour::Good(0));
         scenario.events = vec![(at(100), Event::Pause(25_000))];
         scenario
     });
@@ -401,8 +400,7 @@ fn j75_a_dead_letter_that_was_refused_is_published_later() {
         let mut scenario = plain(seed);
         (scenario.calm, scenario.publisher) = (false, true);
         scenario.dead_letter_faults = Faults { publishes_refused: Rate::OneIn(3), ..Faults::default() };
-        scenario.contents = (0..5).map(|number| content(number, Behaviour::Permanent)).collect();
-        scenario.messages = (0..5).map(|number| (at(100 * number as u64), number)).collect();
+        messages(&mut scenario, 5, at(0), at(100), Behaviour::Permanent);
         scenario
     });
 }
@@ -425,8 +423,7 @@ fn o1_the_event_of_an_operation_arrives() {
 fn d11_a_panic_of_a_task_that_nothing_waits_for_is_seen() {
     found("TaskPanics", 0..2, |seed| {
         let mut scenario = plain(seed);
-        scenario.contents = vec![content(0, Behaviour::Good(0))];
-        scenario.messages = vec![(at(10), 0)];
+        messages(&mut scenario, 1, at(10), at(0), Behaviour::Good(0));
         scenario
     });
 }

@@ -102,7 +102,7 @@ pub(crate) fn all(mutants: &[Mutant], made: &Made, minutes: u64, jobs: usize, kn
         Ok(())
     };
     thread::scope(|scope| {
-        let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(&run)).collect();
+        let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(run)).collect();
         jobs.into_iter().try_for_each(|job| job.join().map_err(|_| "a job panicked")?)
     })?;
     Ok(found.into_inner().map_err(|_| "a job panicked")?.1)

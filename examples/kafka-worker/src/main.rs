@@ -6,6 +6,10 @@ use idem_service::{Effects, Handlers, Service, kafka::Kafka};
 use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, SQLITE_TABLES};
 
 fn main() -> ExitCode {
+    #[cfg(feature = "failpoints")]
+    if idem_testkit::failpoints::arm_from_env().is_err() {
+        return ExitCode::FAILURE;
+    }
     Service::new("ledger", Effects::InTransaction)
         .configured(async |service: Service, settings: LedgerSettings| {
             let ledger = || Ledger::with(&settings);

@@ -1,6 +1,9 @@
 //! `idem outbox relay`, from a plain outbox to a real RabbitMQ (`IDEM_AMQP_URL`, as `./servers url rabbitmq` prints it) and to an
 //! endpoint over HTTP.
 
+#[cfg(all(feature = "kafka", feature = "sqs"))]
+mod brokers;
+
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -77,10 +80,20 @@ impl Queue {
     }
 }
 
-fn relay(config: &Path) -> Child {
+fn relay(config: &Path, variables: &[(&str, &str)]) -> Child {
     let mut idem = Command::new(env!("CARGO_BIN_EXE_idem"));
-    idem.args(["outbox", "relay", "--config"]).arg(config).env_clear();
+    idem.args(["outbox", "relay", "--config"]).arg(config).env_clear().envs(variables.iter().copied());
     idem.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+}
+
+/// Stops it, and answers its summary and its log.
+async fn ended(relay: Child) -> (Value, String) {
+    let stop = format!("kill -TERM {}", relay.id().unwrap());
+    assert!(Command::new("sh").args(["-c", &stop]).status().await.unwrap().success());
+    let ended = tokio::time::timeout(PATIENCE, relay.wait_with_output()).await.unwrap().unwrap();
+    let (out, log) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    assert!(ended.status.success(), "{log}");
+    (serde_json::from_str(out.lines().last().unwrap()).unwrap(), log)
 }
 
 /// Writes an invoice, and an event of it for each of two destinations.
@@ -135,7 +148,7 @@ async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
     );
     std::fs::write(&config, text).unwrap();
 
-    let mut killed = relay(&config);
+    let mut killed = relay(&config, &[]);
     let begun = async {
         while queue.messages().await == 0 || partner.posts().len() < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -143,14 +156,9 @@ async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
     };
     tokio::time::timeout(PATIENCE, begun).await.unwrap();
     killed.kill().await.unwrap();
-    let relay = relay(&config);
+    let relay = relay(&config, &[]);
     fixture.until("SELECT count(*) FROM outbox", "0").await;
-    let stop = format!("kill -TERM {}", relay.id().unwrap());
-    assert!(Command::new("sh").args(["-c", &stop]).status().await.unwrap().success());
-    let ended = tokio::time::timeout(PATIENCE, relay.wait_with_output()).await.unwrap().unwrap();
-    let (out, log) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
-    assert!(ended.status.success(), "{log}");
-    let summary: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let (summary, log) = ended(relay).await;
     assert!(summary["published"].as_u64().unwrap() > 0, "{summary}");
     assert!(SECRETS.iter().all(|secret| !log.contains(secret)) && !log.contains("/hooks"), "{log}");
 
@@ -194,7 +202,7 @@ impl Alone {
             SECRETS[0]
         );
         std::fs::write(&config, text).unwrap();
-        let mut child = relay(&config);
+        let mut child = relay(&config, &[]);
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { folder, child, log, admin: None }
     }

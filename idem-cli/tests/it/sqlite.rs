@@ -18,7 +18,7 @@ use crate::fixture::{
 /// A file with idem's tables and the consumer `orders`.
 pub(crate) struct File {
     path: PathBuf,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl File {

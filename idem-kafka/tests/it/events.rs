@@ -88,6 +88,36 @@ async fn events_of_one_key_arrive_in_order() {
     }
 }
 
+/// O80: keys lie where a Java client puts them. The partitions are those in which Debezium's connector wrote these keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn o80_a_key_is_in_the_partition_of_a_java_client() {
+    let topic = Topic::new(3).await;
+    let by_java = [
+        ("00000", 1),
+        ("00001", 2),
+        ("00002", 0),
+        ("00003", 2),
+        ("00009", 1),
+        ("Küche\\7", 2),
+        ("a b", 1),
+        ("日本", 0),
+    ];
+    let events: Vec<OutgoingEvent> = by_java
+        .iter()
+        .map(|(key, partition)| {
+            let mut event = outgoing_event(key, partition.to_string());
+            event.ordering_key = Some(OrderingKey::new(*key));
+            event
+        })
+        .collect();
+    assert!(publish(&publisher(&BROKERS, &topic.name), &events).await.iter().all(Result::is_ok));
+    for delivery in join(topic.options()).await.take(by_java.len()).await {
+        let (key, wanted) = (key_of(&delivery.message), delivery.message.payload().unwrap());
+        let partition = delivery.message.origin().as_str().rsplit('/').nth(1).unwrap();
+        assert_eq!(partition.as_bytes(), wanted, "{key}");
+    }
+}
+
 /// O8: the broker refuses a batch as a whole, but only the event that is too large by itself is at fault. The others of its call
 /// are confirmed, and are in the topic once.
 #[tokio::test(flavor = "multi_thread")]

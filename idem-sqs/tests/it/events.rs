@@ -1,16 +1,20 @@
 //! Events to a queue.
 
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use aws_sdk_sqs::types::MessageSystemAttributeName;
 use idem_core::{
-    KeySource, Message, OrderingKey,
+    CancellationToken, DedupConsumer, Effects, Event, HandlerError, KeySource, Message, OrderingKey, Relay, Store as _,
+    Tx, handler_fn,
     key::default_key_source,
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
 };
 use idem_sqs::SqsPublisher;
-use idem_testkit::outgoing_event;
+use idem_testkit::{MemoryStore, message, outgoing_event};
 
 use crate::{
     member::{join, within},
-    server::Server,
+    server::{Server, TestQueue},
 };
 
 async fn publish(publisher: &SqsPublisher, events: &[OutgoingEvent]) -> Vec<Result<(), EventError>> {
@@ -77,6 +81,65 @@ async fn a_fifo_queue_keeps_the_order_and_drops_copies() {
         let keys: Vec<_> = held.iter().map(|delivery| key_of(&delivery.message)).collect();
         assert_eq!(keys, ["event-0", "event-1", "event-2"]);
     }
+}
+
+/// Publishes an event for each of these, with an ordering key, in this order.
+async fn published(store: &Arc<MemoryStore>, url: &str, events: impl Iterator<Item = (String, String)>) {
+    let to = url.to_owned();
+    let handler = handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {
+        let (key, body): (String, String) = message.json()?;
+        tx.publish(message, Event::to(&to).ordering_key(key).body(body)).map(drop)?;
+        Ok::<(), HandlerError>(())
+    });
+    let builder = DedupConsumer::builder_shared(Arc::clone(store), "teller").handler(handler).handler_name("teller");
+    let consumer = builder.effects(Effects::InTransaction).publishes_to([url]).build().unwrap();
+    let messages = events.map(|(key, body)| message(&body.clone(), serde_json::to_vec(&(key, body)).unwrap()));
+    for (_, decision) in consumer.process(messages).await.unwrap() {
+        assert!(decision.is_processed(), "{decision:?}");
+    }
+}
+
+/// The bodies of all messages of a FIFO queue, by their groups.
+async fn drained(queue: &TestQueue) -> BTreeMap<String, Vec<String>> {
+    let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    loop {
+        let receive = queue.client().receive_message().queue_url(&queue.url).max_number_of_messages(10);
+        let answer = receive.message_system_attribute_names(MessageSystemAttributeName::All).send().await.unwrap();
+        let Some(messages) = answer.messages.filter(|messages| !messages.is_empty()) else { return groups };
+        for message in messages {
+            let group = &message.attributes.unwrap()[&MessageSystemAttributeName::MessageGroupId];
+            groups.entry(group.clone()).or_default().push(message.body.unwrap());
+            let delete = queue.client().delete_message().queue_url(&queue.url);
+            delete.receipt_handle(message.receipt_handle.unwrap()).send().await.unwrap();
+        }
+    }
+}
+
+/// O24: entries fail singly, while later events of their groups are in the relay's hands: those wait, and each group is in its order.
+#[tokio::test(flavor = "multi_thread")]
+async fn o24_entries_that_fail_hold_back_what_follows_in_their_group() {
+    let queue = Server::fake().await.queue(".fifo").await;
+    let store = Arc::new(MemoryStore::new());
+    let all = (0..30).map(|number| (format!("account-{}", number % 5), number.to_string()));
+    published(&store, &queue.url, all).await;
+    queue.fake().fail_entries(3);
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+    let relay = Relay::builder(store.outbox().unwrap()).to(&queue.url, publisher).build().unwrap();
+    let (stop, view) = (CancellationToken::new(), relay.view());
+    let run = tokio::spawn(relay.run(stop.clone().cancelled_owned()));
+    within("draining", async {
+        while !store.events().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    stop.cancel();
+    run.await.unwrap().unwrap();
+    assert_eq!(view.published(), 30);
+    let expected = (0..5).map(|account| {
+        (format!("account-{account}"), (0..6).map(|number| (number * 5 + account).to_string()).collect::<Vec<_>>())
+    });
+    assert_eq!(drained(&queue).await, expected.collect());
 }
 
 /// O8: many events are several requests of ten entries, and those that SQS cannot take are reported apart from

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use idem_testkit::idem_core::failpoint;
 use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
 
 use super::{
     database::Database,
-    fixture::{Fixture, PIPELINED},
+    fixture::{Fixture, PIPELINED, count},
     own_servers::OwnServers,
     shared_chain::{self, Link},
     topic::Topic,
@@ -37,6 +38,12 @@ impl Link for Chain {
 
     fn start_accounts(&self, more: &[&str]) -> Worker {
         self.accounts.start(&[&["--reset", "earliest"], more].concat())
+    }
+
+    fn start_shop_armed(&self, armed: &str) -> Worker {
+        let topic = &self.accounts.topic.name;
+        let more = ["--reset", "earliest", "--announce", topic, "--batch", "20", "--attempts", "100"];
+        self.shop.start_armed(&more, armed)
     }
 
     async fn send(&self, numbers: Range<i64>) {
@@ -80,6 +87,19 @@ async fn o2_o3_o9_a_chain_outlives_its_servers() {
         async |label, partitions| Fixture::on(label, partitions, &servers.url("kafka"), &servers.url("postgres")).await;
     let chain = Chain { shop: on_them("shop", 2).await, accounts: on_them("accounts", 1).await };
     shared_chain::o2_o3_o9_a_chain_outlives_its_servers(&chain, &servers, "kafka").await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}
+
+/// The places where a worker dies that publishes; each takes the time in which its group misses a member. Without `--all` the one that
+/// leaves copies.
+#[cfg(feature = "failpoints")]
+#[tokio::test(flavor = "multi_thread")]
+async fn o45_workers_die_at_each_failpoint() {
+    let chain = Chain { shop: Fixture::new("shop", 2).await, accounts: Fixture::new("accounts", 1).await };
+    let all = [failpoint::RELAY_CONFIRMED, failpoint::APPENDED, failpoint::RELAY_TAKEN, failpoint::RELAY_SETTLED];
+    let points = &all[..usize::try_from(count(4, 1)).expect("a count")];
+    shared_chain::o45_workers_die_at_each_failpoint(&chain, points.iter().copied()).await;
     chain.shop.remove().await;
     chain.accounts.remove().await;
 }

@@ -111,6 +111,12 @@ impl Fixture {
         Worker::start(env!("CARGO_BIN_EXE_kafka-worker"), arguments, &[], &self.next_log())
     }
 
+    /// With a failpoint armed.
+    pub(crate) fn start_armed(&self, more: &[&str], armed: &str) -> Worker {
+        let variables = [("IDEM_FAILPOINTS", armed)];
+        Worker::start(env!("CARGO_BIN_EXE_kafka-worker"), &self.arguments(more), &variables, &self.next_log())
+    }
+
     /// Runs one worker from the beginning of the topic until there is nothing left.
     pub(crate) async fn drain(&self, more: &[&str]) -> Ended {
         let more = [&["--reset", "earliest", "--until-idle", "1s"], more].concat();

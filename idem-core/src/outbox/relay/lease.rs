@@ -43,7 +43,7 @@ impl Lease {
     /// checks this before it sends, so it sends copies only if it freezes between the check and the sending.
     pub(super) fn holds(&self) -> bool {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| Instant::now() + self.time / 10 < until)
+        until.is_some_and(|until| has_time(Instant::now(), until, self.time))
     }
 
     /// Takes or renews the lease.
@@ -77,5 +77,24 @@ impl Lease {
         if let Err(error) = self.outbox.release(self.destination, &self.relay).await {
             tracing::debug!(relay = %self.relay, %error, "a lease could not be released; it ends by itself");
         }
+    }
+}
+
+/// Whether a tenth of the lease is left: time for the sending itself.
+fn has_time(now: Instant, until: Instant, lease: Duration) -> bool {
+    now + lease / 10 < until
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// O4: a lease is given up in its last tenth.
+    #[test]
+    fn o4_a_lease_is_not_held_to_its_end() {
+        let (asked_at, lease) = (Instant::now(), Duration::from_secs(10));
+        let has_time = |after: u64| has_time(asked_at + Duration::from_millis(after), asked_at + lease, lease);
+        assert!(has_time(0) && has_time(8_999));
+        assert!(!has_time(9_000) && !has_time(10_000) && !has_time(20_000));
     }
 }

@@ -1,5 +1,5 @@
-//! Events out through the server's log: what `deploy/debezium/outbox.sql` makes of the outbox. Debezium's reading of the log is
-//! argued from its documentation; none runs here.
+//! Events out through the server's log: what `deploy/debezium/outbox.sql` makes of the outbox. None of Debezium runs here; the guide says
+//! with which versions the connector itself was run.
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store as _, Tx, store::Bookkeeping as _,
@@ -28,7 +28,10 @@ impl Handler<PostgresStore> for Publishing {
     }
 }
 
-/// M23 of the plan asks for Debezium's own names: the log has each committed event once, under them, and the tables stay empty.
+/// Of the event's source, tenant and consumer are percent-encoded as a relay does it.
+const ATTRIBUTES: &str = "specversion[text]:'1.0' source[text]:'/idem/orders%2F%C3%A9%201'";
+
+/// O81: M23 of the plan asks for Debezium's own names: the log has each committed event once, under them, and the tables stay empty.
 #[tokio::test]
 async fn the_log_has_each_committed_event_under_the_names_that_debezium_expects() {
     let scratch = Scratch::new("debezium").await;
@@ -37,10 +40,20 @@ async fn the_log_has_each_committed_event_under_the_names_that_debezium_expects(
     scratch.crash().await;
     fixture.until("SELECT current_setting('wal_level') = 'logical'").await;
     let script = include_str!("../../../../deploy/debezium/outbox.sql");
-    fixture.run(&script.replace("idem.", &format!("{}.", fixture.schema.quoted()))).await;
+    let script = script.replace("idem.", &format!("{}.", fixture.schema.quoted()));
+    // As psql does, each in a transaction of its own: a slot is made in no other.
+    let slot = "SELECT pg_create_logical_replication_slot('idem_outbox', 'pgoutput');";
+    let (before, behind) = script.split_once(slot).unwrap();
+    fixture.run(before).await;
+    let without = sqlx::raw_sql(sqlx::AssertSqlSafe(behind.to_owned())).execute(&fixture.admin).await.unwrap_err();
+    assert!(without.to_string().contains("no slot idem_outbox"), "O81: events would be lost: {without}");
+    let triggers = "SELECT tgname::text FROM pg_trigger WHERE tgname = 'outbox_to_cdc'";
+    assert_eq!(fixture.texts(triggers).await, [""; 0]);
+    fixture.run(slot).await;
+    fixture.run(behind).await;
     fixture.run("SELECT pg_create_logical_replication_slot('log', 'test_decoding')").await;
 
-    let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(Publishing);
+    let builder = DedupConsumer::builder(fixture.store.clone(), "orders/é 1").handler(Publishing);
     let consumer = builder.effects(Effects::InTransaction).publishes_to(["payments", "mails"]).build().unwrap();
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let messages = vec![message("a", "it's"), message("b", ""), message("c", "3").with_header("traceparent", trace)];
@@ -57,8 +70,22 @@ async fn the_log_has_each_committed_event_under_the_names_that_debezium_expects(
     let log: Vec<String> = fixture.texts(log).await;
     assert_eq!(log.len(), 8, "{log:#?}");
     for (number, key, parts) in [
-        (0, "a", &["payload[bytea]:'\\x69742773'", "type[text]:'Charged'", "contenttype[text]:'text/plain'"][..]),
-        (1, "a", &["id[text]:'a'", "aggregatetype[text]:'mails'", "aggregateid[text]:'a'", "type[text]:null"]),
+        (
+            0,
+            "a",
+            &["payload[bytea]:'\\x69742773'", "type[text]:'Charged'", "contenttype[text]:'text/plain'", ATTRIBUTES][..],
+        ),
+        (
+            1,
+            "a",
+            &[
+                "id[text]:'a'",
+                "aggregatetype[text]:'mails'",
+                "aggregateid[text]:'a'",
+                "type[text]:null",
+                "source[text]:null",
+            ],
+        ),
         (2, "c", &["payload[bytea]:'\\x33'", "aggregatetype[text]:'payments'", "aggregateid[text]:'account-7'"]),
         (3, "c", &["id[text]:'c'", "aggregatetype[text]:'mails'"]),
         // O77: the record's key is the relay's, where it is text.

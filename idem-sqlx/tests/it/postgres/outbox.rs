@@ -64,14 +64,14 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     let rows = "
         INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, ordering_key, payload)
-        SELECT nextval('outbox_numbers'), (SELECT id FROM outbox_destinations), (SELECT id FROM consumers), gen_random_uuid(), 'k' || n, '', convert_to(CASE WHEN n <= 20000 THEN 'a' ELSE n::text END, 'UTF8'), 'x'
-        FROM generate_series(1, 20010) AS n";
+        SELECT nextval('outbox_numbers'), (SELECT id FROM outbox_destinations), (SELECT id FROM consumers), gen_random_uuid(), 'k' || n, '', convert_to(CASE WHEN n <= 100000 THEN 'a' ELSE n::text END, 'UTF8'), 'x'
+        FROM generate_series(1, 100010) AS n";
     fixture.run(rows).await;
     let first = outbox.next(id, 10, 1_000_000).await.unwrap();
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
     outbox.settle(id, &[(&first[0], end)]).await.unwrap();
     let others = outbox.next(id, 10, 1_000_000).await.unwrap();
-    assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
+    assert_eq!(others.first().map(|event| event.key.as_str()), Some("k100001"));
     let mut connection = fixture.connect().await;
     let mut looking = connection.begin().await.unwrap();
     sqlx::query("SELECT number FROM next_events((SELECT id FROM outbox_destinations), 10, 1000000)")

@@ -12,7 +12,7 @@ use std::{
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
     Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
-    outbox::{CAUSE, CAUSED_BY, DestinationId, NewEvent, NewResult, Outbox, OutgoingEvent},
+    outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, NewResult, Outbox, OutgoingEvent},
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
 
@@ -245,15 +245,23 @@ pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(
         let mut events = vec![Event::to("payments").body(body.clone())];
         // The second is refused, and so the message fails although its handler might not look.
         events.extend((body == "bad").then(|| Event::to("payments")));
-        // As is one for an undeclared destination.
-        events.extend((body == "astray").then(|| Event::to("nowhere")));
+        // So are one for an undeclared destination, a label of idem's own, a header that would end itself, and too many bytes.
+        let to = || Event::to("payments").label("other");
+        match &body[..] {
+            b"astray" => events.push(Event::to("nowhere")),
+            b"reserved" => events.push(to().label("idem:other")),
+            b"control" => events.push(to().header("name", "a\r\nb")),
+            b"large" => events.push(to().body(vec![b'x'; EVENT_PAYLOAD_BYTES_MAX + 1])),
+            _ => {}
+        }
         Ok(events)
     };
     let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).build().unwrap();
     let refused = Kind::Failed(ErrorClass::Permanent);
-    let kinds = process(&consumer, [msg("a", "1"), msg("b", "bad"), msg("c", "3"), msg("d", "astray")]).await;
-    assert_eq!(kinds, [Kind::Processed, refused, Kind::Processed, refused]);
-    let Decision::Failed(failure) = decide(&consumer, [msg("d", "astray")]).await.remove(0) else {
+    let bad = ["bad", "astray", "reserved", "control", "large"].map(|body| msg(body, body));
+    let kinds = process(&consumer, [msg("a", "1")].into_iter().chain(bad).chain([msg("c", "3")])).await;
+    assert_eq!(kinds, [[Kind::Processed].as_slice(), &[refused; 5], &[Kind::Processed]].concat());
+    let Decision::Failed(failure) = decide(&consumer, [msg("astray", "astray")]).await.remove(0) else {
         panic!("published")
     };
     assert!(failure.text.contains("destination \"nowhere\" is not declared"), "{failure:?}");

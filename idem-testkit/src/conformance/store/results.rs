@@ -420,7 +420,7 @@ pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     }
     let payments = once(&fixture);
     within("starting", payments.start()).await.unwrap();
-    let calls: Vec<_> = (0..40)
+    let calls: Vec<_> = (0..200)
         .map(|_| {
             let (payments, work) = (payments.clone(), work(&fixture, vec![Step::Write("")], Arc::new(refusal)));
             tokio::spawn(async move { payments.run_once("a", "a", work).await })

@@ -108,8 +108,9 @@ pub(crate) enum Does {
 
 #[derive(Default)]
 struct Kept {
-    /// The id and the body of each, in the order of their arrival.
+    /// The id and the body of each, in the order of their arrival, and when that was.
     arrived: Vec<(String, String)>,
+    at: Vec<Instant>,
     away: bool,
     refused: bool,
     does: BTreeMap<String, Does>,
@@ -163,6 +164,11 @@ impl Topic {
         self.kept().arrived.iter().map(|(_, body)| body.clone()).collect()
     }
 
+    /// The bodies, with the time of their arrival.
+    pub(crate) fn arrivals(&self) -> Vec<(String, Instant)> {
+        self.arrived().into_iter().zip(self.kept().at.clone()).collect()
+    }
+
     /// The ids, in the order of their arrival.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.kept().arrived.iter().map(|(id, _)| id.clone()).collect()
@@ -171,6 +177,12 @@ impl Topic {
     /// The events that have arrived, each once.
     pub(crate) fn set(&self) -> BTreeSet<String> {
         self.arrived().into_iter().collect()
+    }
+
+    fn keep(&self, arrival: (String, String)) {
+        let mut kept = self.kept();
+        kept.arrived.push(arrival);
+        kept.at.push(Instant::now());
     }
 
     async fn take(&self, event: &OutgoingEvent) -> Result<(), EventError> {
@@ -183,11 +195,11 @@ impl Topic {
             Some(Does::FailsAndCounts) => return Err(EventError::not_sent("not this one")),
             Some(Does::Panics) => panic!("the publisher panics at {}", arrival.1),
             Some(Does::LosesTheAnswer) => {
-                self.kept().arrived.push(arrival);
+                self.keep(arrival);
                 return Err(EventError::unconfirmed("the answer was lost").uncounted());
             }
             Some(Does::AnswersAfter(time)) => {
-                self.kept().arrived.push(arrival);
+                self.keep(arrival);
                 return tokio::select! {
                     biased;
                     () = sleep(Duration::from_secs(8)) => Err(EventError::unconfirmed("no answer within 8 s")),
@@ -195,11 +207,11 @@ impl Topic {
                 };
             }
             Some(Does::Hangs) => {
-                self.kept().arrived.push(arrival);
+                self.keep(arrival);
                 return std::future::pending().await;
             }
         }
-        self.kept().arrived.push(arrival);
+        self.keep(arrival);
         Ok(())
     }
 }

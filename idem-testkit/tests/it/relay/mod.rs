@@ -135,6 +135,40 @@ async fn o4_a_note_that_comes_late_brings_no_event_back() {
     run.abort();
 }
 
+/// O4: a relay cannot renew its lease while its publisher is slow, and another one takes over: the first one sends neither the next
+/// event of the round that it had taken, nor one that waits in the outbox still.
+#[tokio::test(start_paused = true)]
+async fn o4_a_relay_that_has_lost_its_destination_sends_nothing_more() {
+    let (lease, busy) = (Duration::from_millis(300), Duration::from_secs(5));
+    // The first answer comes within the time of one step, or later than any step lasts.
+    let cases = [(Topic::new(), 400), (Topic::new(), 3_000), (Topic::each(1), 3_000)];
+    for (topic, answers_after) in cases {
+        let fixture = Fixture::new();
+        fixture.commit((0..2).map(|body| ("a", "x".to_owned(), body.to_string()))).await;
+        let first = topic.with("0", Does::AnswersAfter(Duration::from_millis(answers_after)));
+        let second = Topic::new().with("1", Does::AnswersAfter(busy));
+        let relay = |to: &Topic| {
+            running(fixture.relay().to("a", to.clone()).settings(|settings| settings.lease = lease).build().unwrap())
+        };
+        let slow = relay(&first);
+        while first.arrived().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // This meets its next statement, which is the renewal: it has no place for another event.
+        fixture.store.inject(Operation::Bookkeeping, idem_testkit::Fault::Delay(Duration::from_secs(20)));
+        while fixture.store.faults_left(Operation::Bookkeeping) > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let other = relay(&second);
+        fixture.drained_to(0).await;
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!(first.arrived(), ["0"], "answered after {answers_after} ms");
+        assert_eq!(second.arrived().last().map(String::as_str), Some("1"), "the other one has the destination");
+        slow.abort();
+        other.abort();
+    }
+}
+
 /// O8: an event that its destination can never take waits for a person, and holds back its own ordering key alone.
 #[tokio::test(start_paused = true)]
 async fn o8_a_poison_event_waits_for_a_person_and_the_others_go() {
@@ -273,6 +307,44 @@ async fn o16_an_endpoint_that_hangs_holds_no_other_back() {
     let hanging = topic.arrived().iter().filter(|body| body.starts_with("0-")).collect::<Vec<_>>().len();
     assert!((2..=3).contains(&hanging), "tried again after the deadline: {hanging}");
     run.abort();
+}
+
+/// How long the events of 99 endpoints wait that come at a steady rate, beside those of one more, which gets more of them and hangs or
+/// does not. Sorted.
+async fn waits_beside(hangs: bool) -> Vec<Duration> {
+    const MORE: usize = 20;
+    let (fixture, mut topic) = (Fixture::new(), Topic::each(64));
+    for number in (0..50 * MORE).filter(|_| hangs) {
+        topic = topic.with(&format!("0-{number}"), Does::Hangs);
+    }
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    let mut committed = Vec::new();
+    for number in 0..50 {
+        let event = |of: usize, number: usize| ("a", format!("merchant-{of}"), format!("{of}-{number}"));
+        let more = (number * MORE..(number + 1) * MORE).map(|number| event(0, number));
+        fixture.commit(more.chain((1..100).map(|of| event(of, number)))).await;
+        committed.push(Instant::now());
+        sleep(Duration::from_millis(100)).await;
+    }
+    fixture.drained_to(if hangs { 50 * MORE } else { 0 }).await;
+    run.abort();
+    let arrivals = topic.arrivals().into_iter().filter(|(body, _)| !body.starts_with("0-"));
+    let wave = |body: &str| body.split_once('-').unwrap().1.parse::<usize>().unwrap();
+    // The first ones wait for the relay's start.
+    let arrivals = arrivals.map(|(body, at)| (wave(&body), at)).filter(|(wave, _)| *wave >= 10);
+    let mut waits: Vec<_> = arrivals.map(|(wave, at)| at - committed[wave]).collect();
+    waits.sort_unstable();
+    assert_eq!(waits.len(), 99 * 40);
+    waits
+}
+
+/// O16: of a hundred endpoints one hangs, and the slowest of a hundred events of the others waits at most half as long again as
+/// where none does.
+#[tokio::test(start_paused = true)]
+async fn o16_the_slowest_events_are_nearly_as_quick_beside_an_endpoint_that_hangs() {
+    let p99 = |waits: Vec<Duration>| waits[waits.len() * 99 / 100];
+    let (alone, beside) = (p99(waits_beside(false).await), p99(waits_beside(true).await));
+    assert!(beside * 2 <= alone * 3, "{beside:?} in place of {alone:?}");
 }
 
 /// O16: the trouble of a destination does not affect the others.

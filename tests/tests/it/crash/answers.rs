@@ -18,7 +18,7 @@ use crate::support::database::Kind;
 const TIMES: u64 = 3;
 
 /// The processes that ask for everything, once others have died.
-const ASKING: u64 = 3;
+const ASKING: u64 = 4;
 
 /// How many operations there are: enough that each process that is to die runs one, whatever the others have run by then.
 fn keys() -> u64 {

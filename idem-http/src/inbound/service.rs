@@ -38,8 +38,9 @@ const READ_PER_HANDLED: usize = 4;
 
 const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, NO_SUCH_METHOD, "events are posted");
 const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "the body is over the limit");
-const TOO_SLOW: Reply = Reply::new(StatusCode::REQUEST_TIMEOUT, "body-late", "the body did not come");
-const CUT: Reply = Reply::new(StatusCode::BAD_REQUEST, "body-unreadable", "the body did not come whole");
+// Not 408 and 400: EventBridge and SNS drop an event at a 4xx of these, and the next try may bring the whole body.
+const TOO_SLOW: Reply = Reply::later(2, "body-late", "the body did not come");
+const CUT: Reply = Reply::later(2, "body-unreadable", "the body did not come whole");
 const TOO_MANY: Reply = Reply::later(2, "overloaded", "too many are being handled");
 const GOES_ON: Reply = Reply::later(5, "in-progress", "it is still being handled");
 const UNPROVED: Reply = Reply::later(10, "unproved", "its signature cannot be checked now");

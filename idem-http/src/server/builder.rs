@@ -177,8 +177,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets how many requests may wait at the database for one that another process runs; the others queue in memory.
-    /// Defaults to 4.
+    /// Sets how many requests may wait at the database for one that another process runs, after a first wait of half a second, which
+    /// each has by itself, on its lane, to learn that the key is held; the others queue in memory. Defaults to 4.
     #[must_use]
     pub fn waiting_connections(mut self, connections: usize) -> Self {
         self.waiting_connections = connections;

@@ -37,6 +37,9 @@ fn w31_conflicts_are_told_apart_by_what_they_say() {
     assert_eq!(meaning(&idem, 409, &[], reason("IDEMPOTENT_ANSWER_NOT_KEPT")), Meaning::AnswerGone);
     assert_eq!(meaning(&idem, 503, &[("retry-after", "1")], kind("failed-for-now")), Meaning::NotYet);
     assert_eq!(meaning(&idem, 503, &[("retry-after", "5")], kind("paused")), Meaning::NotYet);
+    assert_eq!(meaning(&idem, 503, &[("retry-after", "1")], kind("overloaded")), Meaning::NotYet);
+    assert_eq!(meaning(&idem, 408, &[("retry-after", "1")], kind("body-late")), Meaning::NotYet);
+    assert_eq!(meaning(&idem, 408, &[], ""), Meaning::Failed, "a proxy's may come after the request was handed on");
     assert_eq!(meaning(&idem, 503, &[("retry-after", "1")], kind("unavailable")), Meaning::Failed);
     assert_eq!(meaning(&idem, 503, &[("retry-after", "1")], kind("not-comparable")), Meaning::Failed);
     assert_eq!(meaning(&idem, 500, &[], kind("failed")), Meaning::NotTaken);

@@ -44,9 +44,11 @@ impl Profile {
             .asks_at(path)
             // idem's own conflicts have a type or a time to wait; any other is the handler's.
             .status(StatusCode::CONFLICT, Meaning::Refused)
-            // Rolled back, and nothing kept: the first may succeed later, the others cannot.
+            // Nothing was done, or kept: the NotYet may succeed later, the others cannot.
             .word("/type", "failed-for-now", Meaning::NotYet)
             .word("/type", "paused", Meaning::NotYet)
+            .word("/type", "overloaded", Meaning::NotYet)
+            .word("/type", "body-late", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)
             // It may have been done, and each try may do it again.

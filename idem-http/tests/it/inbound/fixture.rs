@@ -29,6 +29,8 @@ pub(crate) enum Act {
     Refuse,
     /// Waits until it is let go, and refuses.
     WaitAndRefuse,
+    /// Waits until it is let go, and fails for now.
+    WaitAndFail,
 }
 
 /// A handler's orders.
@@ -61,6 +63,11 @@ impl Handler<PostgresStore> for Obey {
                 self.0.began.notify_one();
                 self.0.let_go.notified().await;
                 Err(HandlerError::permanent("no such account"))
+            }
+            Act::WaitAndFail => {
+                self.0.began.notify_one();
+                self.0.let_go.notified().await;
+                Err(HandlerError::transient("the bank is closed"))
             }
             Act::Fail => Err(HandlerError::transient("the bank is closed")),
             Act::Refuse => Err(HandlerError::permanent("no such account")),

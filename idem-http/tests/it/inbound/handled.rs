@@ -1,8 +1,14 @@
 //! The outcomes of an event, from any sender: EventBridge here, which signs nothing.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use http::HeaderName;
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request};
+use http_body::{Body, Frame};
 use idem_core::telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME};
 use idem_http::inbound::{EventBridge, Inbound};
 use idem_sqlx::PostgresStore;
@@ -11,6 +17,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use tower_service::Service as _;
 
 use super::fixture::{Act, Fixture, Said, post, serve};
 
@@ -155,6 +162,46 @@ async fn w43_what_fails_beyond_the_deadline_is_kept() {
     fixture.drop().await;
 }
 
+/// W141: an event that fails for now beyond the deadline leaves nothing, and the sender's next try has its effect once.
+#[tokio::test]
+async fn w141_what_fails_for_now_beyond_the_deadline_may_come_again() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).deadline(Duration::from_millis(300)).at_once(1)).await;
+    fixture.act(Act::WaitAndFail);
+    assert_eq!(status(&url, event("e-1", "{}")).await, 503);
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    fixture.act(Act::Write);
+    fixture.orders.let_go.notify_one();
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    // Only one runs at once, so the next try is let in after the end of the first, which gives no signal here.
+    while status(&url, event("e-1", "{}")).await != 200 {
+        assert!(tokio::time::Instant::now() < until, "never confirmed");
+    }
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["e-1".to_owned()], 2));
+    assert!(fixture.dead_letters().await.is_empty(), "its sender was answered 503 and still has it");
+    fixture.drop().await;
+}
+
+/// W140: a body that does not come, or is cut off, is asked for again, and then has its effect once: a 4xx would have the sender drop it.
+#[tokio::test]
+async fn w140_a_body_that_does_not_come_whole_is_asked_for_again() {
+    let fixture = Fixture::new().await;
+    let mut service = inbound(&fixture);
+    let url = serve(service.clone()).await;
+    let late = serve(inbound(&fixture).deadline(Duration::from_millis(300))).await;
+    let answer = answer(&mut begin(&late, "new").await).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: 2\r\n"), "{answer}");
+    let cut = Request::post("/events").header(API_KEY, "new").body(CutOff).unwrap();
+    let said = service.call(cut).await.unwrap();
+    assert_eq!((said.status().as_u16(), &said.headers()["retry-after"]), (503, &HeaderValue::from(2)));
+    assert_eq!((fixture.runs(), fixture.dead_letters().await.len()), (0, 0));
+    for text in ["handled", "handled before"] {
+        assert_eq!(send(&url, "new", event("e-1", "{}")).await, Said(200, None, text.into()));
+    }
+    assert_eq!(fixture.effects().await, ["e-1"]);
+    fixture.drop().await;
+}
+
 /// W43: a flood of slow events holds a bounded number of tasks; the others get a 503. Bodies that do not come hold none.
 #[tokio::test]
 async fn w43_requests_at_once_are_bounded() {
@@ -189,7 +236,7 @@ async fn w40_a_stranger_is_refused_before_anything_is_read() {
     let twice = [("x-api-key", "new".to_owned()), ("x-api-key", "other".to_owned())];
     assert_eq!(post(&url, &twice, event("e-1", "{}")).await.0, 401);
     // A body that never ends is answered all the same.
-    let said = post_raw(&url).await;
+    let said = answer(&mut begin(&url, "wrong").await).await;
     assert!(said.starts_with("HTTP/1.1 401"), "{said}");
     assert_eq!(send(&url, "new", event("e-1", &format!("{{\"x\":\"{}\"}}", "y".repeat(1_000)))).await.0, 413);
     // Not even the consumer was registered.
@@ -207,11 +254,23 @@ async fn begin(url: &str, secret: &str) -> TcpStream {
 }
 
 /// The answer to such a request.
-async fn post_raw(url: &str) -> String {
-    let (mut stream, mut answer) = (begin(url, "wrong").await, [0; 64]);
+async fn answer(stream: &mut TcpStream) -> String {
+    let mut answer = [0; 1_024];
     let read =
         tokio::time::timeout(Duration::from_secs(10), stream.read(&mut answer)).await.expect("an answer").unwrap();
     String::from_utf8_lossy(&answer[..read]).into_owned()
+}
+
+/// A body whose connection is lost.
+struct CutOff;
+
+impl Body for CutOff {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(Some(Err(std::io::ErrorKind::ConnectionReset.into())))
+    }
 }
 
 /// W95: each delivery is counted once, by how it ended.

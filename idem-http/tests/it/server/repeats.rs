@@ -14,7 +14,7 @@ use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory, Postgres},
-    support::{Runs, Seen, builder, counted, held, request, request_of, route, send, until_all_have},
+    support::{Route, Runs, Seen, builder, counted, held, request, request_of, route, send, until_all_have},
 };
 
 pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
@@ -459,4 +459,42 @@ async fn leaves_a_connection(lanes: usize) {
     for one in slow {
         assert_eq!(one.await.unwrap().status, 201);
     }
+}
+
+/// W142: once each has had its first wait, no more repeats than may wait at the database do so, whatever their number.
+#[tokio::test]
+async fn w142_waits_at_the_database_are_bounded_after_the_first() {
+    const KEYS: usize = 6;
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let instance = || builder(&ground).wait_for_owner(Duration::from_secs(60)).waiting_connections(1).build().unwrap();
+    let (here, there) = (instance(), instance());
+    let all = |route: &Route<Postgres>| -> Vec<_> {
+        let one = |key| tokio::spawn(send::<Postgres>(route, held(request(&format!("k-{key}"), &format!("{key}")))));
+        (0..KEYS).map(one).collect()
+    };
+    let first = all(&route::<Postgres>(&here, &runs));
+    runs.until_begun(KEYS).await;
+    let repeats = all(&route::<Postgres>(&there, &runs));
+    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
+    let name = ground.schema.to_string();
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    let looks = async {
+        let (mut pace, mut seen) = (tokio::time::interval(Duration::from_millis(20)), 0);
+        // Over more than one wait, between which each rests.
+        while seen < 50 {
+            pace.tick().await;
+            if there.waiting().at_database < KEYS as u64 {
+                continue;
+            }
+            let waits: i64 = sqlx::query_scalar(count).bind(&name).fetch_one(&mut connection).await.unwrap();
+            assert!(waits <= 1, "{waits} wait");
+            seen += waits;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looks).await.expect("they wait");
+    runs.release(KEYS);
+    for one in first.into_iter().chain(repeats) {
+        assert_eq!(one.await.unwrap().status, 201);
+    }
+    assert_eq!((runs.begun(), ground.paid().await.len()), (KEYS, KEYS));
 }

@@ -251,6 +251,12 @@ async fn w27_what_counts_of_a_body_is_the_routes_to_say() {
     }));
     assert_eq!(status(&own, "o", "one").await, 201);
     assert_eq!(status(&own, "o", "two").await, 201, "the body does not count here");
+    let of_version = async |version: &'static str| {
+        let mut request = request("v", "one");
+        request.headers_mut().insert("x-version", version.parse().unwrap());
+        send::<Memory>(&own, request).await.status
+    };
+    assert_eq!([of_version("1").await, of_version("1").await, of_version("2").await], [201, 201, 422]);
     let without = by(Fingerprint::without_fields(["/at"]).unwrap());
     assert_eq!(status(&without, "w", r#"{"cents":1,"at":1}"#).await, 201);
     assert_eq!(status(&without, "w", r#"{"at":2,"cents":1}"#).await, 201);

@@ -181,6 +181,9 @@ mod tests {
         let again = again(&kept(&response, &names));
         assert_eq!(again.headers().len(), 1, "{again:?}");
         assert_eq!(again.headers()[header::LOCATION], "/t/1");
+        // The names themselves are a promise.
+        let names = KEPT_BY_DEFAULT.map(|name| name.to_string());
+        assert_eq!(names, ["location", "etag", "content-language", "content-location", "link"]);
         // Even if the row says otherwise, because another version may have written it.
         let mut headers = Headers::default();
         headers.push("set-cookie", Some(Bytes::from_static(b"session=1")));

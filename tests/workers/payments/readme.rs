@@ -53,6 +53,15 @@ fn check(printed: &str, outputs: &str) {
     }
 }
 
+/// How many clients are connected to this address.
+fn connections_to(address: &str) -> usize {
+    let port: u16 = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
+    let (port, established) = (format!(":{port:04X}"), "01");
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the connections");
+    let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| matches!(&row[..], [_, _, to, state, ..] if to.ends_with(&port) && *state == established)).count()
+}
+
 /// W98: a client whose answer is lost asks about its key, waits for the end, and gets the answer that its request had, by the commands of
 /// the guide.
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +81,19 @@ async fn w98_a_client_that_lost_its_answer_asks_for_it() {
     let mut printed = lines.next_line().await.expect("a line").expect("a line");
     assert_eq!(printed, "no answer");
     until("a run that goes on without its client", async || fixture.waits().await == 1).await;
-    // The question may be there by now, or come once the request has ended: the answer is the same. W21 has the wait itself.
+    // Only a question that comes while the request runs has something to wait for. Once it is on its way, others of the same kind that
+    // do not wait are answered, and so is it if its wait is not heeded.
+    let question = Request::new("GET", "/idempotency/order-7").tenant("acme");
+    let on_its_way = async {
+        until("the question's connection", async || connections_to(&api.address) == 1).await;
+        for _ in 0..20 {
+            assert_eq!(question.answer(&api.address).await.json()["state"], "in_progress");
+        }
+    };
+    tokio::select! {
+        line = lines.next_line() => panic!("the question has not waited: {line:?}"),
+        () = on_its_way => {}
+    }
     held.close().await.expect("the balances are free");
     while let Some(line) = lines.next_line().await.expect("its output") {
         printed = format!("{printed}\n{line}");

@@ -15,12 +15,12 @@ use http::Request;
 use http_body::Frame;
 use http_body_util::Full;
 use idem_core::ConfigError;
-use idem_http::{Authenticated, Fingerprint, HashSecret, Idempotency, IdempotencyBuilder, Profile};
+use idem_http::{Authenticated, Fingerprint, HashSecret, Idem, Idempotency, IdempotencyBuilder, Profile};
 use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, SECRET, Seen, builder, builder_without_secret, held, request, route, send},
+    support::{Runs, SECRET, Seen, builder, builder_without_secret, held, request, request_of, route, send},
 };
 
 /// A body that notes whether anybody has read it, and may never end.
@@ -47,69 +47,122 @@ impl http_body::Body for Watched {
     }
 }
 
+/// W19: each row mends one fault more than the one before, on the route and behind the layer.
 #[tokio::test]
 async fn w19_the_cheapest_gate_comes_first() {
-    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let (ground, runs, others) = (Memory::new().await, Arc::new(Runs::default()), Arc::new(Runs::default()));
     let idempotency = builder(&ground)
         .headers_bytes_max(2_000)
         .body_bytes_max(1_000)
         .body_deadline(Duration::from_millis(50))
         .tenant_requests_max(1)
+        .requests_bytes_max(4_000)
         .build()
         .unwrap();
-    let route = route::<Memory>(&idempotency, &runs);
-    // An operation that is known, so that also the last gate has something to refuse.
-    assert_eq!(send::<Memory>(&route, request("k", "one")).await.status, 201);
-    let running = tokio::spawn(send::<Memory>(&route, held(request("held", "held"))));
-    runs.until_begun(2).await;
-    // Each row mends one fault more than the one before.
-    let large = Bytes::from(vec![b'x'; 2_000]);
-    let steps: [(u16, bool); 9] = [
-        (401, false),
-        (431, false),
-        (400, false),
-        (429, false),
-        (413, true),
-        (408, true),
-        (400, true),
-        (415, true),
-        (422, true),
+    let (route, of_others) = (route::<Memory>(&idempotency, &runs), route::<Memory>(&idempotency, &others));
+    let behind = async |_: Idem<<Memory as Ground>::Store>| -> &'static str { panic!("it ran") };
+    let apps = [
+        axum::Router::new().route_service("/t", route.clone()),
+        axum::Router::new().route("/t", axum::routing::post(behind)).layer(idempotency.layer()),
     ];
-    let mut running = Some(running);
-    for (mended, (status, is_read)) in steps.into_iter().enumerate() {
-        if mended == 4 {
+    // An operation that is known, so that also the last gate has something to refuse. Its key is that of both ways in.
+    assert_eq!(send::<Memory>(&route, request("k", "one")).await.status, 201);
+    let mut running = Some(tokio::spawn(send::<Memory>(&route, held(request("held", "held")))));
+    runs.until_begun(2).await;
+    // Another tenant's, which takes the room.
+    let mut large_one = held(request_of("globex", "held", &"y".repeat(900)));
+    large_one.headers_mut().insert("x-padding", "x".repeat(1_700).parse().unwrap());
+    let mut roomy = Some(tokio::spawn(send::<Memory>(&of_others, large_one)));
+    others.until_begun(1).await;
+    let steps: [(u16, &str, bool); 13] = [
+        (405, "#method-not-allowed", false),
+        (401, "#unauthenticated", false),
+        (431, "#headers-too-large", false),
+        (431, "#headers-too-large", false),
+        (400, "#key-malformed", false),
+        (429, "#too-many-requests", false),
+        (503, "#overloaded", false),
+        (415, "#encoding-unsupported", false),
+        (413, "#body-too-large", true),
+        (408, "#body-late", true),
+        (400, "#digest-mismatch", true),
+        (415, "#multipart-unsupported", true),
+        (422, "#key-reused", true),
+    ];
+    for (mended, (status, slug, is_read)) in steps.into_iter().enumerate() {
+        if mended == 6 {
             runs.release(1);
-            running.take().unwrap().await.unwrap();
+            assert_eq!(running.take().unwrap().await.unwrap().status, 201);
         }
-        let read = Arc::new(AtomicBool::new(false));
-        let body = Watched {
-            read: Arc::clone(&read),
-            content: Some(if mended < 5 { large.clone() } else { Bytes::from_static(b"two") }),
-            ends: mended >= 6,
-        };
-        let mut sent = Request::post("/t").header("idempotency-key", if mended < 3 { "a,b" } else { "k" });
-        if mended >= 1 {
-            sent = sent.header("authorization", "Bearer acme");
+        if mended == 7 {
+            others.release(1);
+            assert_eq!(roomy.take().unwrap().await.unwrap().status, 201);
         }
-        if mended < 2 {
-            sent = sent.header("x-padding", "x".repeat(3_000));
-        }
-        if mended < 7 {
-            sent = sent.header("content-digest", "sha-256=:AAAA:");
-        }
-        let media_type = if mended < 8 { "multipart/form-data; boundary=a" } else { "text/plain" };
-        let sent = sent.header("content-type", media_type).body(body).unwrap();
-        let seen = Seen::of(route.clone().oneshot(sent).await.unwrap()).await;
-        assert_eq!(seen.status, status, "with {mended} mended: {seen:?}");
-        assert_eq!(read.load(Ordering::SeqCst), is_read, "with {mended} mended: whether the body was read");
-        let slug = seen.json()["type"].as_str().unwrap().to_owned();
-        match mended {
-            2 => assert!(slug.ends_with("#key-malformed")),
-            6 => assert!(slug.ends_with("#digest-mismatch")),
-            _ => {}
+        // Behind the layer safe methods pass.
+        for app in &apps[..if mended == 0 { 1 } else { 2 }] {
+            let read = Arc::new(AtomicBool::new(false));
+            let seen = Seen::of(app.clone().oneshot(with_mended(mended, &read)).await.unwrap()).await;
+            assert_eq!(seen.status, status, "with {mended} mended: {seen:?}");
+            assert!(seen.json()["type"].as_str().unwrap().ends_with(slug), "with {mended} mended: {seen:?}");
+            assert_eq!(read.load(Ordering::SeqCst), is_read, "with {mended} mended: whether the body was read");
         }
     }
-    assert_eq!(ground.paid().await, ["held", "one"]);
+    assert_eq!(ground.paid().await, ["held", "one", &"y".repeat(900)]);
+}
+
+/// A request with all faults but the first `mended`.
+fn with_mended(mended: usize, read: &Arc<AtomicBool>) -> Request<Watched> {
+    let mut sent = Request::builder().method(if mended < 1 { "GET" } else { "POST" }).uri("/t");
+    if mended >= 2 {
+        sent = sent.header("authorization", "Bearer acme");
+    }
+    match mended {
+        0..3 => sent = sent.header("x-padding", "x".repeat(3_000)),
+        3 => sent = (0..100).fold(sent, |sent, _| sent.header("x", "")),
+        // As much as may come, and more than there is room for.
+        4..7 => sent = sent.header("x-padding", "x".repeat(1_500)),
+        _ => {}
+    }
+    sent = sent.header("idempotency-key", if mended < 5 { "a,b" } else { "k" });
+    if mended < 8 {
+        sent = sent.header("content-encoding", "gzip");
+    }
+    if mended < 11 {
+        sent = sent.header("content-digest", "sha-256=:AAAA:");
+    }
+    let media_type = if mended < 12 { "multipart/form-data; boundary=a" } else { "text/plain" };
+    let content = if mended < 9 { Bytes::from(vec![b'x'; 2_000]) } else { Bytes::from_static(b"two") };
+    let body = Watched { read: Arc::clone(read), content: Some(content), ends: mended >= 10 };
+    sent.header("content-type", media_type).body(body).unwrap()
+}
+
+/// W19: a question passes the same gates, as far as it has anything for them.
+#[tokio::test]
+async fn w19_a_question_meets_the_cheapest_gate_first() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).headers_bytes_max(2_000).tenant_requests_max(1).build().unwrap();
+    let (route, asks) = (route::<Memory>(&idempotency, &runs), idempotency.asks(["POST /t"]));
+    let mut running = Some(tokio::spawn(send::<Memory>(&route, held(request("k", "one")))));
+    runs.until_begun(1).await;
+    for (mended, status) in [405, 401, 431, 431, 400, 429, 200].into_iter().enumerate() {
+        if mended == 6 {
+            runs.release(1);
+            assert_eq!(running.take().unwrap().await.unwrap().status, 201);
+        }
+        let path = if mended < 5 { "/idempotency/a%2" } else { "/idempotency/k" };
+        let mut sent = Request::builder().method(if mended < 1 { "POST" } else { "GET" }).uri(path);
+        if mended >= 2 {
+            sent = sent.header("authorization", "Bearer acme");
+        }
+        match mended {
+            0..3 => sent = sent.header("x-padding", "x".repeat(3_000)),
+            3 => sent = (0..100).fold(sent, |sent, _| sent.header("x", "")),
+            _ => {}
+        }
+        let sent = sent.body(Full::<Bytes>::default()).unwrap();
+        let seen = Seen::of(asks.clone().oneshot(sent).await.unwrap()).await;
+        assert_eq!(seen.status, status, "with {mended} mended: {seen:?}");
+    }
 }
 
 /// An unknown caller learns nothing, also of a known key.
@@ -123,10 +176,7 @@ async fn w14_a_stranger_gets_no_answer_of_before() {
     let refused = send::<Memory>(&route, stranger).await;
     assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
     assert_eq!(refused.is_replayed(), None);
-    assert_eq!(
-        send::<Memory>(&route, super::support::request_of("globex", "k", "one")).await.is_replayed(),
-        Some(false)
-    );
+    assert_eq!(send::<Memory>(&route, request_of("globex", "k", "one")).await.is_replayed(), Some(false));
 }
 
 #[tokio::test]
@@ -251,6 +301,12 @@ async fn w27_what_counts_of_a_body_is_the_routes_to_say() {
     }));
     assert_eq!(status(&own, "o", "one").await, 201);
     assert_eq!(status(&own, "o", "two").await, 201, "the body does not count here");
+    let of_version = async |version: &'static str| {
+        let mut request = request("v", "one");
+        request.headers_mut().insert("x-version", version.parse().unwrap());
+        send::<Memory>(&own, request).await.status
+    };
+    assert_eq!([of_version("1").await, of_version("1").await, of_version("2").await], [201, 201, 422]);
     let without = by(Fingerprint::without_fields(["/at"]).unwrap());
     assert_eq!(status(&without, "w", r#"{"cents":1,"at":1}"#).await, 201);
     assert_eq!(status(&without, "w", r#"{"at":2,"cents":1}"#).await, 201);

@@ -186,6 +186,26 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
     }
 }
 
+/// W123: behind the layer safe methods pass, and a handler that takes its transaction is given none, with a key or without.
+#[tokio::test]
+async fn w123_a_safe_method_is_given_no_transaction() {
+    let (ground, runs) = (Memory::new().await, Counted::default());
+    let idempotency = builder(&ground).build().unwrap();
+    let app = Router::new()
+        .route("/pay", axum::routing::get(held::<Memory>))
+        .layer(idempotency.layer())
+        .with_state(runs.clone());
+    for method in [Method::GET, Method::HEAD] {
+        let mut keyed = json("/pay", "k", "{}");
+        *keyed.method_mut() = method.clone();
+        let mut keyless = keyed.clone();
+        keyless.headers_mut().remove("idempotency-key");
+        assert_eq!(send(&app, keyless).await.status, 400, "{method}: it says that it needs a key");
+        assert_eq!(send(&app, keyed).await.status, 500, "{method}: the route is not set up for it");
+    }
+    assert_eq!((ground.paid().await.len(), runs.1.begun(), idempotency.running()), (0, 0, 0));
+}
+
 /// A handler that does not take its transaction protects nothing, and must not look as if it did.
 pub(crate) async fn w24_a_handler_without_its_transaction_is_told<G: Ground>() {
     let (ground, runs) = (G::new().await, Counted::default());

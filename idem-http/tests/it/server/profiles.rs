@@ -114,12 +114,17 @@ async fn w23_guardia_waits_for_the_first_request() {
 
 #[tokio::test]
 async fn w23_stripes_clients_find_their_errors() {
-    let (_ground, route, runs) = with(Profile::stripe(), Duration::ZERO).await;
+    let (ground, route, runs) = with(Profile::stripe(), Duration::ZERO).await;
     send::<Memory>(&route, request("k", "one")).await;
     let other = send::<Memory>(&route, request("k", "two")).await;
     assert_eq!((other.status, &other.json()["error"]["type"]), (400, &"idempotency_error".into()), "{other:?}");
     let again = send::<Memory>(&route, request("k", "one")).await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
+    // Another endpoint has keys of its own, which Stripe has not.
+    let stripe = builder(&ground).profile(Profile::stripe()).build().unwrap();
+    let elsewhere = stripe.route("/u", |_, _| Box::pin(async { Ok(http::Response::new("elsewhere".into())) }));
+    let elsewhere = Seen::of(tower::ServiceExt::oneshot(elsewhere, request("k", "two")).await.unwrap()).await;
+    assert_eq!((elsewhere.status, elsewhere.is_replayed()), (200, Some(false)), "{elsewhere:?}");
     let running = while_running(&route, &runs).await;
     assert_eq!((running.status, &running.json()["error"]["code"]), (409, &"idempotency_key_in_use".into()));
 }

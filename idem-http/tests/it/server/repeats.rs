@@ -174,6 +174,14 @@ pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
         assert!(refused.header("link").unwrap().contains("rel=\"describedby\""));
         assert!(!refused.body.windows(first.body.len()).any(|part| part == first.body), "it discloses nothing");
     }
+    // Another route has keys of its own, by its template and not by its path.
+    let elsewhere = builder(&ground)
+        .build()
+        .unwrap()
+        .route("/u", |_, _| Box::pin(async { Ok(http::Response::new("elsewhere".into())) }));
+    let other = with(|request| *request.uri_mut() = "/u".parse().unwrap());
+    let other = Seen::of(elsewhere.oneshot(other).await.unwrap()).await;
+    assert_eq!((other.status, other.is_replayed(), &*other.body), (200, Some(false), &b"elsewhere"[..]));
     // The same content in another form is the same request.
     let same = |request: &mut Request<_>| {
         let value = "TEXT/plain; charset=utf-8".parse().unwrap();
@@ -239,6 +247,37 @@ pub(crate) async fn w5_malformed_keys_have_no_effect<G: Ground>() {
     let first = send::<G>(&route, request(&longest, "one")).await;
     assert_eq!(send::<G>(&route, request(&longest, "one")).await.body, first.body);
     assert_eq!(ground.paid().await, ["one"]);
+}
+
+/// W5: by choice a key is a String of RFC 9651, and a bare value is none.
+#[tokio::test]
+async fn w5_strict_keys_stand_in_quotes() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let route = route::<Memory>(&builder(&ground).strict_keys().build().unwrap(), &runs);
+    let bare = send::<Memory>(&route, request("k", "one")).await;
+    assert_eq!(bare.status, 400, "{bare:?}");
+    assert!(bare.json()["type"].as_str().unwrap().ends_with("#key-malformed"), "{bare:?}");
+    assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
+    assert_eq!(send::<Memory>(&route, request("\"k\"", "one")).await.status, 201);
+}
+
+/// W6: what a client needs to go on is given again, each line of it, and so is what the service names; the rest is not.
+#[tokio::test]
+async fn w6_a_repeat_gets_the_headers_that_are_kept() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).keeps_header(http::HeaderName::from_static("x-named")).build().unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let kept = ["location", "etag", "link", "content-language", "content-location", "x-named"];
+    let lines = |seen: &Seen| kept.map(|name| seen.headers.get_all(name).iter().cloned().collect::<Vec<_>>());
+    let first = send::<Memory>(&route, request("k", "headers")).await;
+    let again = send::<Memory>(&route, request("k", "headers")).await;
+    assert_eq!((first.status, again.is_replayed()), (201, Some(true)), "{first:?}");
+    assert_eq!(lines(&first).map(|lines| lines.len()), [1, 1, 2, 1, 1, 1]);
+    assert_eq!(lines(&again), lines(&first));
+    // A digest of the representation is the handler's own, and is not named here.
+    for name in ["x-unnamed", "repr-digest"] {
+        assert_eq!((first.header(name).is_some(), again.header(name)), (true, None), "{name}");
+    }
 }
 
 pub(crate) async fn w6_a_repeat_gets_no_cookie<G: Ground>() {

@@ -169,6 +169,22 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
         }
         "panic" => panic!("as asked"),
         "not kept" => Err(HttpError::not_kept(response(400))),
+        "headers" => {
+            let mut all = response(201);
+            for (name, value) in [
+                ("etag", "\"7\""),
+                ("link", "</t>; rel=\"up\""),
+                ("link", "</t/8>; rel=\"next\""),
+                ("content-language", "de"),
+                ("content-location", "/t/7.txt"),
+                ("x-named", "named"),
+                ("x-unnamed", "unnamed"),
+                ("repr-digest", "sha-256=:AAAA:"),
+            ] {
+                all.headers_mut().append(name, value.parse().unwrap());
+            }
+            Ok(all)
+        }
         "large" => Ok(response(200).map(|_| Bytes::from(vec![b'x'; 2_000]))),
         "coded" => {
             let mut coded = response(200);

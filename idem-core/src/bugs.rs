@@ -42,6 +42,8 @@ pub enum Bug {
     FollowersOvertake,
     /// A message without an attempt left whose dead letter could not be written is set aside later without its key (J71).
     SetsAsideLaterWithoutClaim,
+    /// A message whose last attempt has lost its connection is set aside without its key (J76).
+    LostConnectionsNeedNoClaim,
     /// Settlements are not sent before a message runs that may kill the process (D38).
     KillersLoseSettlements,
     /// A message that killed its process in each attempt is set aside while the broker's position cannot pass it (J73).
@@ -97,7 +99,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -116,6 +118,7 @@ impl Bug {
         Self::DeadLetterWithoutRow,
         Self::FollowersOvertake,
         Self::SetsAsideLaterWithoutClaim,
+        Self::LostConnectionsNeedNoClaim,
         Self::KillersLoseSettlements,
         Self::KillersGoBeforeTheirTurn,
         Self::RestingLaneSpins,

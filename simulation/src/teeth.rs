@@ -166,6 +166,11 @@ fn all() -> Vec<Planted> {
             "what has no attempt left is set aside without its key where its row could not be written at first (J71)",
         ),
         planted(
+            Bug::LostConnectionsNeedNoClaim,
+            Theme::Small,
+            "a message whose last attempt has lost its connection is set aside without its key (J76)",
+        ),
+        planted(
             Bug::KillersLoseSettlements,
             Theme::Calm,
             "what is settled is lost with the process that the next message kills (found here)",

@@ -407,12 +407,17 @@ impl World {
     }
 
     /// A partition is given back in good order, and this is the group's position: no message from there on was settled for good by
-    /// this process while it held the partition. Behind one that had to wait for another attempt there may be some.
+    /// this process while it held the partition. Behind one that had to wait for another attempt there may be some, and behind
+    /// one that waits until the broker has the settlements of dead letters.
     pub(crate) fn check_committed(&self, process: usize, partition: i32, position: i64, since: u64) {
         let generation = self.generation.load(Ordering::SeqCst);
         let is_good = self.scenario.contents.iter().all(|content| content.behaviour.is_good());
         let Scenario { calm, breaker, .. } = self.scenario;
-        let nothing_waits = calm && is_good && !breaker && self.halts.load(Ordering::SeqCst) == 0;
+        let nothing_waits = calm
+            && is_good
+            && !breaker
+            && self.halts.load(Ordering::SeqCst) == 0
+            && self.store.kept_dead_letters().is_empty();
         for offset in position.. {
             let number = self.message(generation, &group::origin_of(partition, offset));
             let settled = self.known().settled.get(&number).copied();

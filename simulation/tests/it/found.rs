@@ -356,6 +356,16 @@ fn j71_a_dead_letter_that_is_written_later_is_of_nothing_that_runs_elsewhere() {
     found("SetsAsideLaterWithoutClaim", 0..200, |seed| handed_over(seed, 1, Behaviour::Good(150)));
 }
 
+/// J76: its last attempt has lost its connection, and it runs elsewhere by then.
+#[test]
+fn j76_a_last_attempt_that_lost_its_connection_is_of_nothing_that_runs_elsewhere() {
+    found("LostConnectionsNeedNoClaim", 0..200, |seed| {
+        let mut scenario = handed_over(seed, 2, Behaviour::LosesConnectionFor(4));
+        (scenario.weather.lingers, scenario.weather.lingers_max) = (Rate::OneIn(2), at(100));
+        scenario
+    });
+}
+
 /// E41: every partition is lost again and again while statements hang and their units fail: what these give back does not run here once
 /// more. Where it does, a process is seen to handle a message of a partition with which it said that it has finished.
 #[test]

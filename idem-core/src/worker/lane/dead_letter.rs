@@ -60,6 +60,11 @@ impl<S: Store, B: Source> Lane<S, B> {
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };
         self.succeeded();
+        // Its attempts are at an end, also where it comes again while its publication waits.
+        let place = Place::of(&job);
+        if let Some(place) = &place {
+            self.shared.unsettled.note(place.clone(), dead, dead_letter.attempts);
+        }
         // Injected errors stand for a process that stops here: the message comes back and is dead-lettered once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
@@ -86,10 +91,6 @@ impl<S: Store, B: Source> Lane<S, B> {
             let mut incident = Incident::new(IncidentKind::DeadLetter, key, origin, &*dead.text);
             (incident.reason, incident.dead_letter) = (Some(dead.reason), Some(stored.id));
             self.shared.recent.keep(incident);
-        }
-        let place = Place::of(&job);
-        if let Some(place) = &place {
-            self.shared.unsettled.note(place.clone(), dead, dead_letter.attempts);
         }
         if let DeliveredBy::Broker(handle) = job.from {
             self.shared.settle_dead_letter(handle, Durable::dead_lettered(), job.permit, place);

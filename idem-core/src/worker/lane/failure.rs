@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::Lane;
 use crate::{
+    bugs::{self, Bug},
     consumer,
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
@@ -90,9 +91,11 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
             }
             Action::DeadLetter => {
-                // A handler failed that another delivery may run meanwhile, unless it said that no run can succeed. Where the claim
-                // itself fails there is none to wait for.
-                let in_claim = matches!(seen, Seen::Failed(class) if class != ErrorClass::Permanent);
+                // A handler failed, or lost its connection, that another delivery may run meanwhile, unless it said that no run can
+                // succeed. Where the claim itself fails there is none to wait for.
+                let lost = matches!(seen, Seen::DatabaseAnswers | Seen::DatabaseDown);
+                let in_claim = matches!(seen, Seen::Failed(class) if class != ErrorClass::Permanent)
+                    || (lost && !bugs::planted(Bug::LostConnectionsNeedNoClaim));
                 let failure = failed.into_failure::<S>();
                 for job in jobs {
                     self.set_aside(job, failure.clone_text(), in_claim).await;

@@ -170,6 +170,25 @@ async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
     assert!(lines.iter().any(|line| line.contains("its row alone has it") && line.contains("expired")), "{lines:?}");
 }
 
+/// J77: a message comes again, after its assignment was lost, while its dead letter waits for a confirmation: it has had its
+/// attempts, and waits once more.
+#[tokio::test]
+async fn j77_what_comes_again_while_its_publication_waits_does_not_run() {
+    let fixture = Fixture::new();
+    let poison = fixture.publish("poison", "permanent");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let running = Running::new(fixture.worker().publisher(Asked(Arc::clone(&asked), Unreachable)));
+    running.until("a try", |_| asked.load(Ordering::Relaxed) > 0).await;
+    fixture.queue.disconnect();
+    within("the next delivery", fixture.queue.until(|stats| stats.redelivered > 0)).await;
+    let before = asked.load(Ordering::Relaxed);
+    running.until("a try of the next delivery", |_| asked.load(Ordering::Relaxed) > before + 1).await;
+    assert_eq!(fixture.script.runs_of("poison"), 1);
+    running.stop().await.unwrap();
+    let history = fixture.queue.history(&poison);
+    assert_eq!((history.acknowledged, history.dead_lettered), (0, 0));
+}
+
 /// J57: a message that the row does not have is not acknowledged for it.
 #[tokio::test]
 async fn j57_what_only_a_publisher_could_keep_waits_on() {

@@ -233,9 +233,10 @@ pub trait Store: Send + Sync + Sized + 'static {
 
     /// Whether a key could be claimed now: it has no record, and no other unit holds it. Waits for one that does as a claim waits.
     ///
-    /// As it is here it claims the key in a unit that it rolls back, and holds the key between the two: for as long as a round trip
-    /// takes, and where the process is lost in between, until the server notices. A store whose server is a network away should send
-    /// one message, which the server runs to its end by itself.
+    /// As it is here it claims the key in a unit that it rolls back before it answers, and holds the key between the two: for as long as a
+    /// round trip takes, in which a first request for the key waits or is refused as beside a twin, and where the process is lost in between,
+    /// until the server notices. A claim and a rollback are two calls of any unit, so no default can be shorter: a store whose server is a
+    /// network away should send one message, which the server runs to its end by itself.
     ///
     /// # Errors
     /// Nothing is known of the key, and the session must be dropped.

@@ -26,6 +26,7 @@ mod scope;
 mod scoped_key;
 mod sharing;
 mod tenants;
+mod verify_digest;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -47,6 +48,7 @@ pub use self::{
     request_key::RequestKey,
     scope::Authenticated,
     scoped_key::ScopedKey,
+    verify_digest::{DigestVerified, VerifiedBody, VerifyDigest},
 };
 use self::{builder::Limits, counts::Counts, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
 

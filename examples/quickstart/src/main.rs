@@ -35,12 +35,10 @@ use self::{
 const USAGE: &str = "usage: quickstart [--keep]\n\n  --keep  leave the databases behind, and print where";
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let keep = match (arguments.next().as_deref(), arguments.next()) {
-        (None, _) => false,
-        (Some("--keep"), None) => true,
-        (Some(_), _) => {
-            eprintln!("{USAGE}");
+    let keep = match keep(std::env::args().skip(1)) {
+        Ok(keep) => keep,
+        Err(unknown) => {
+            eprintln!("quickstart: there is no argument {unknown}\n\n{USAGE}");
             return ExitCode::from(2);
         }
     };
@@ -59,6 +57,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether the databases are kept.
+///
+/// # Errors
+/// The first argument that is unknown.
+fn keep(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
+    arguments.into_iter().try_fold(false, |_, argument| if argument == "--keep" { Ok(true) } else { Err(argument) })
 }
 
 /// Runs all three consumers; returns whether idem counted and set aside the right messages.
@@ -149,4 +155,14 @@ fn dead_letters(file: &Path) -> Result<Vec<StoredDeadLetter>, BoxError> {
 
 fn in_a_runtime<T>(future: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_unknown_argument_is_named() {
+        let keep = |arguments: &[&str]| super::keep(arguments.iter().map(|argument| (*argument).to_owned()));
+        assert_eq!((keep(&[]), keep(&["--keep"])), (Ok(false), Ok(true)));
+        assert_eq!(keep(&["--keep", "--keeps", "--fast"]), Err("--keeps".to_owned()));
+    }
 }

@@ -1,5 +1,5 @@
-//! Programs that use idem's packages: the README's and that of `idem new`, built outside of the workspace and run on real
-//! servers. `./test outside` runs one of them, `./test --all outside` all; by hand: `cargo test -p idem-cli --test outside`.
+//! Programs that use idem's packages: the README's, that of `idem new` and those of the pages on HTTP, built outside of the workspace and run on real
+//! servers. `./test outside` runs one of `idem new`, `./test --all outside` all; by hand: `cargo test -p idem-cli --test outside`.
 
 #![allow(
     clippy::panic,
@@ -9,6 +9,7 @@
 )]
 
 mod broker;
+mod http;
 mod packages;
 mod project;
 

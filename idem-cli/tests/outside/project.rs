@@ -54,13 +54,7 @@ impl Project {
     fn cargo(&self, arguments: &[&str], database: &str) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg(arguments[0]).current_dir(self.path("."));
-        // Build scripts take the variables that cargo sets for a test's package for theirs: ring would be built again here, and
-        // after this in the workspace once more, with all that depends on it.
-        for (name, _) in
-            std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
-        {
-            cargo.env_remove(name);
-        }
+        clean(&mut cargo);
         if arguments[0] != "fmt" {
             cargo.arg("--offline").arg("--config").arg(profiles());
         }
@@ -96,11 +90,7 @@ impl Project {
         if self.store == "sqlite" {
             return format!("sqlite:{}.db", self.unique);
         }
-        let server =
-            std::env::var("IDEM_POSTGRES_URL").expect("IDEM_POSTGRES_URL, as ./servers url postgres prints it");
-        let mut connection = PgConnection::connect(&server).await.unwrap();
-        raw_sql(AssertSqlSafe(format!("CREATE DATABASE {}", self.unique))).execute(&mut connection).await.unwrap();
-        format!("{}/{}", server.rsplit_once('/').unwrap().0, self.unique)
+        create_database(&self.unique).await
     }
 
     /// The customer's total.
@@ -117,22 +107,42 @@ impl Project {
 
     async fn remove(self) {
         if self.store == "postgres" {
-            let server = std::env::var("IDEM_POSTGRES_URL").unwrap();
-            let mut connection = PgConnection::connect(&server).await.unwrap();
-            let drop = format!("DROP DATABASE {} WITH (FORCE)", self.unique);
-            raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await.unwrap();
+            drop_database(&self.unique).await;
         }
         fs::remove_dir_all(self.place).unwrap();
     }
 }
 
-fn target() -> PathBuf {
+/// Takes from cargo the variables that it sets for a test's package: build scripts take them for theirs, ring would be built again here, and
+/// after this in the workspace once more, with all that depends on it.
+pub(crate) fn clean(cargo: &mut Command) {
+    let of_a_package = |name: &String| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for name in std::env::vars().map(|(name, _)| name).filter(of_a_package) {
+        cargo.env_remove(name);
+    }
+}
+
+/// Makes a database on the server that tests share, and answers its URL.
+pub(crate) async fn create_database(name: &str) -> String {
+    let server = std::env::var("IDEM_POSTGRES_URL").expect("IDEM_POSTGRES_URL, as ./servers url postgres prints it");
+    let mut connection = PgConnection::connect(&server).await.unwrap();
+    raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await.unwrap();
+    format!("{}/{name}", server.rsplit_once('/').unwrap().0)
+}
+
+pub(crate) async fn drop_database(name: &str) {
+    let server = std::env::var("IDEM_POSTGRES_URL").unwrap();
+    let mut connection = PgConnection::connect(&server).await.unwrap();
+    raw_sql(AssertSqlSafe(format!("DROP DATABASE {name} WITH (FORCE)"))).execute(&mut connection).await.unwrap();
+}
+
+pub(crate) fn target() -> PathBuf {
     let own = Path::new(env!("CARGO_BIN_EXE_idem")).parent().and_then(Path::parent).unwrap();
     own.to_owned()
 }
 
 /// A file with the workspace's own profiles, so that shared dependencies are compiled once.
-fn profiles() -> PathBuf {
+pub(crate) fn profiles() -> PathBuf {
     let manifest = fs::read_to_string(packages::root().join("Cargo.toml")).unwrap();
     let file = packages::kept().join("profiles.toml");
     fs::write(&file, &manifest[manifest.find("[profile.").unwrap()..]).unwrap();
@@ -140,7 +150,7 @@ fn profiles() -> PathBuf {
 }
 
 /// Its output.
-fn succeeded(what: &str, output: Output) -> String {
+pub(crate) fn succeeded(what: &str, output: Output) -> String {
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{what}: {}\n{printed}\n{errors}", output.status);
     printed.into_owned()

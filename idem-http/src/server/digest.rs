@@ -1,8 +1,6 @@
 //! `Content-Digest` and `Repr-Digest` of RFC 9530: hashes of a message's content as it goes over the wire, and of the representation that
 //! it is or is a part of.
 
-use std::cell::LazyCell;
-
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256, Sha512};
@@ -15,48 +13,96 @@ pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(content)))).ok()
 }
 
-/// Compares the request's digests with the received content, which is the whole representation unless the request says that it is a range.
-/// Unknown algorithms are ignored, as the RFC requires.
+/// Compares the request's digests with the received content.
 ///
 /// # Errors
 /// A text that names the field and the problem.
 pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), String> {
-    // Once each: headers have room for hundreds of members, which may all name one algorithm.
-    let (sha256, sha512) = (LazyCell::new(|| Sha256::digest(content)), LazyCell::new(|| Sha512::digest(content)));
-    let is_right = |algorithm: &str, digest: &[u8]| match algorithm {
-        "sha-256" => digest == sha256.as_slice(),
-        "sha-512" => digest == sha512.as_slice(),
-        _ => true,
-    };
-    verify_field(headers, &CONTENT_DIGEST, is_right).map_err(|what| format!("Content-Digest {what}"))?;
-    if headers.contains_key(header::CONTENT_RANGE) {
-        return Ok(());
-    }
-    verify_field(headers, &REPR_DIGEST, is_right).map_err(|what| format!("Repr-Digest {what}"))
+    let mut stated = Stated::of(headers)?;
+    stated.update(content);
+    stated.verify()
 }
 
-fn verify_field(
-    headers: &HeaderMap,
-    name: &HeaderName,
-    is_right: impl Fn(&str, &[u8]) -> bool,
-) -> Result<(), &'static str> {
-    for value in headers.get_all(name) {
-        let text = value.to_str().map_err(|_| "is not ASCII")?;
-        for member in text.split(',') {
-            let malformed = "is no dictionary of byte sequences (RFC 9530)";
-            let (algorithm, digest) = member.trim().split_once('=').ok_or(malformed)?;
-            // In capitals it is not a key of a dictionary, and would pass for an unknown algorithm.
-            if !is_key(algorithm.as_bytes()) {
-                return Err(malformed);
-            }
-            let digest = digest.strip_prefix(':').and_then(|digest| digest.strip_suffix(':')).ok_or(malformed)?;
-            let digest = STANDARD.decode(digest).map_err(|_| malformed)?;
-            if !is_right(algorithm, &digest) {
-                return Err("is not that of the content that came");
+#[derive(Debug, Clone, Copy)]
+enum Algorithm {
+    Sha256,
+    Sha512,
+}
+
+/// The digests that a request states, and the hashes of the content that has come so far.
+#[derive(Debug, Default)]
+pub(crate) struct Stated {
+    digests: Vec<(&'static str, Algorithm, Vec<u8>)>,
+    // Once each: headers have room for hundreds of members, which may all name one algorithm.
+    sha256: Option<Sha256>,
+    sha512: Option<Sha512>,
+}
+
+impl Stated {
+    /// Reads them. The content is the whole representation unless the request says that it is a range. Unknown algorithms are ignored, as
+    /// the RFC requires.
+    ///
+    /// # Errors
+    /// A text that names the field and the problem.
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, String> {
+        let mut stated = Self::default();
+        stated.read(headers, &CONTENT_DIGEST, "Content-Digest")?;
+        if !headers.contains_key(header::CONTENT_RANGE) {
+            stated.read(headers, &REPR_DIGEST, "Repr-Digest")?;
+        }
+        Ok(stated)
+    }
+
+    fn read(&mut self, headers: &HeaderMap, name: &HeaderName, field: &'static str) -> Result<(), String> {
+        for value in headers.get_all(name) {
+            let text = value.to_str().map_err(|_| format!("{field} is not ASCII"))?;
+            for member in text.split(',') {
+                let (algorithm, digest) = read_member(member)
+                    .ok_or_else(|| format!("{field} is no dictionary of byte sequences (RFC 9530)"))?;
+                let algorithm = match algorithm {
+                    "sha-256" => Algorithm::Sha256,
+                    "sha-512" => Algorithm::Sha512,
+                    _ => continue,
+                };
+                match algorithm {
+                    Algorithm::Sha256 => drop(self.sha256.get_or_insert_default()),
+                    Algorithm::Sha512 => drop(self.sha512.get_or_insert_default()),
+                }
+                self.digests.push((field, algorithm, digest));
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// The next part of the content.
+    pub(crate) fn update(&mut self, content: &[u8]) {
+        self.sha256.as_mut().into_iter().for_each(|hash| hash.update(content));
+        self.sha512.as_mut().into_iter().for_each(|hash| hash.update(content));
+    }
+
+    /// Compares them, once all has come.
+    ///
+    /// # Errors
+    /// A text that names the field that does not fit.
+    pub(crate) fn verify(self) -> Result<(), String> {
+        let (sha256, sha512) = (self.sha256.map(Sha256::finalize), self.sha512.map(Sha512::finalize));
+        let is_right = |algorithm, digest: &[u8]| match algorithm {
+            Algorithm::Sha256 => sha256.as_deref() == Some(digest),
+            Algorithm::Sha512 => sha512.as_deref() == Some(digest),
+        };
+        match self.digests.iter().find(|(_, algorithm, digest)| !is_right(*algorithm, digest)) {
+            Some((field, ..)) => Err(format!("{field} is not that of the content that came")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One member: its algorithm, and the digest.
+fn read_member(member: &str) -> Option<(&str, Vec<u8>)> {
+    let (algorithm, digest) = member.trim().split_once('=')?;
+    // In capitals it is not a key of a dictionary, and would pass for an unknown algorithm.
+    let digest = digest.strip_prefix(':')?.strip_suffix(':').filter(|_| is_key(algorithm.as_bytes()))?;
+    Some((algorithm, STANDARD.decode(digest).ok()?))
 }
 
 /// Whether this may be a member's name (RFC 9651, 3.1.2).

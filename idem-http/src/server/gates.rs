@@ -20,6 +20,7 @@ use super::{
     route::RouteSettings,
     scope::{self, Authenticated},
     tenants::{Held, InHand},
+    verify_digest::mismatch,
 };
 use crate::ATTEMPT_HEADER;
 
@@ -168,7 +169,7 @@ where
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => Problem::BodyTooLarge { max },
-                false => Problem::BodyUnreadable,
+                false => mismatch(&*error).map_or(Problem::BodyUnreadable, Problem::Digest),
             })?;
             if let Ok(data) = frame.into_data() {
                 held.merge(in_hand.holds(data.remaining()).ok_or(Problem::Overloaded)?);

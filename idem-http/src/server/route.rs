@@ -73,8 +73,8 @@ macro_rules! route_setters {
             self
         }
 
-        /// Says that a layer outside of this one decodes bodies. The request's `Content-Digest` then belongs to the encoded body, and
-        /// that layer must check it.
+        /// Says that a layer outside of this one decodes bodies. The request's `Content-Digest` and `Repr-Digest` are then those of the coded
+        /// body, and are not looked at here: [`VerifyDigest`](crate::VerifyDigest), outside of that layer, verifies them.
         #[must_use]
         pub fn bodies_are_decoded_before(mut self) -> Self {
             self.settings.decoded_before = true;

@@ -37,6 +37,11 @@ impl Request {
         request.header("idempotency-key", key).tenant("acme")
     }
 
+    /// Whether it has this header, written in any case.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name))
+    }
+
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self

@@ -84,11 +84,13 @@ async fn o2_a_relay_alone_brings_events_to_a_topic() {
     admin.create_topics([&new], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
 
     let outbox = fixture.store.plain_outbox("billing", [topic.as_str()]).await.unwrap();
-    let mut transaction = fixture.admin.begin().await.unwrap();
+    let mut connection = fixture.admin.acquire().await.unwrap();
+    let mut transaction = sqlx::Connection::begin(&mut *connection).await.unwrap();
     for (key, payload) in issued() {
         outbox.publish(&mut transaction, &key, event(topic, payload)).await.unwrap();
     }
     transaction.commit().await.unwrap();
+    drop(connection);
     let text = format!(
         "database-url = {:?}\nschema = {:?}\n[kafka]\nbrokers = {brokers:?}\n[[destination]]\nname = {topic:?}\n",
         fixture.url, fixture.schema,

@@ -2,6 +2,7 @@
 
 mod ask;
 mod both;
+mod coded;
 mod gates;
 mod grounds;
 mod layer;

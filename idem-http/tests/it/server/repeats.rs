@@ -386,7 +386,14 @@ async fn w125_the_first_answer_waits_for_no_repeat() {
     assert_eq!((at(&second), runs.begun()), (at(&later), 2));
 }
 
-/// 10,000 requests for one key hold no connection while they wait.
+/// How much memory this process has, in KiB.
+fn resident_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// 10,000 requests for one key hold no connection while they wait, and no more memory than a bound that leaves room for the tests beside this one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w22_ten_thousand_repeats_wait_without_connections() {
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
@@ -394,11 +401,14 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
         builder(&ground).wait_for_owner(Duration::from_secs(60)).tenant_requests_max(20_000).build().unwrap();
     let route = route::<Postgres>(&idempotency, &runs);
     let arrived = watch::Sender::new(0);
+    let before = resident_kib();
     let all: Vec<_> = (0..10_000)
         .map(|_| tokio::spawn(send::<Postgres>(&route, counted(held(request("k", "one")), "one", &arrived))))
         .collect();
     until_all_have(&arrived, 10_000).await;
     runs.until_begun(1).await;
+    let each = resident_kib().saturating_sub(before) / 10_000;
+    assert!(each <= 64, "{each} KiB each");
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
     let name = ground.schema.to_string();

@@ -21,11 +21,11 @@ use idem_core::{
 
 pub(super) use self::cleanup::MemoryCleaner;
 pub use self::dead_letters::KeptDeadLetter;
-use self::dead_letters::{DeadLetterRow, Folding, ReplayState, storable};
+use self::dead_letters::{DeadLetterRow, Folding, ReplayState};
 use super::{
     Defect, MemoryError, MemoryStore, Operation,
     fault::{Met, store_error},
-    state::{RecordKey, State},
+    state::{RecordKey, State, storable},
 };
 
 #[derive(Debug, Clone, Default)]

@@ -18,7 +18,7 @@ use idem_core::{
 
 use super::{
     Defect, MemoryStore,
-    state::{RecordKey, State, UnitId},
+    state::{RecordKey, State, UnitId, storable},
 };
 
 /// The unique key of the outbox: a key of a destination and a scope.
@@ -203,7 +203,7 @@ impl Events {
         self.rows.iter_mut().filter(move |(_, row)| is_of(row))
     }
 
-    /// The next events that may go. Events behind one that may not are marked, once.
+    /// The next events that may go. Events behind one that may not are marked, once, also those that there is no room for.
     fn next(
         &mut self,
         destination: DestinationId,
@@ -213,7 +213,7 @@ impl Events {
         overtakes: bool,
     ) -> Vec<EventNumber> {
         let mut blocked: Vec<OrderingKey> = Vec::new();
-        let (mut next, mut bytes) = (Vec::new(), 0);
+        let (mut next, mut bytes, mut is_full) = (Vec::new(), 0, false);
         let lost_at = self.lost_at(destination);
         for (number, row) in self.rows.iter_mut().filter(|(_, row)| row.event.destination == destination) {
             let key = row.event.ordering_key.as_ref();
@@ -224,11 +224,11 @@ impl Events {
                 }
             } else if !row.is_due(now) {
                 blocked.extend(key.cloned());
-            } else if next.len() < events_max && (next.is_empty() || bytes + row.bytes() <= bytes_max) {
+            } else if !is_full && next.len() < events_max && (next.is_empty() || bytes + row.bytes() <= bytes_max) {
                 bytes += row.bytes();
                 next.push(*number);
             } else {
-                break;
+                is_full = true;
             }
         }
         next
@@ -266,13 +266,13 @@ impl Events {
             EventEnd::Published => {}
             EventEnd::Later { after, error, may_be_sent, counted } => {
                 (row.state, row.may_go_from) = (EventState::Waiting, now + *after);
-                row.error = Some(error.clone());
+                row.error = Some(storable(error));
                 row.attempts += u32::from(*counted);
                 row.first_sent_at = first_sent.or(may_be_sent.then_some(now));
             }
             EventEnd::Failed { error, may_be_sent } => {
                 row.state = EventState::Failed;
-                row.error = Some(error.clone());
+                row.error = Some(storable(error));
                 row.attempts += 1;
                 row.first_sent_at = first_sent.or(may_be_sent.then_some(now));
             }
@@ -435,7 +435,7 @@ impl Outbox for MemoryOutbox {
                     && by == relay
                     && *until > now
                 {
-                    *until = now + time;
+                    (*until, row.receiver_keeps) = (now + time, receiver_keeps);
                 }
                 return Leased::Paused;
             }
@@ -494,7 +494,10 @@ impl Outbox for MemoryOutbox {
             let is_it = |row: &EventRow, event: &OutgoingEvent| {
                 row.event.destination == destination && (by_number || row.event.key == event.key)
             };
-            for (event, end) in ends {
+            // As the databases do it: what was published lets those go that are behind it and nothing else by then.
+            let (published, others): (Vec<_>, Vec<_>) =
+                ends.iter().partition(|(_, end)| matches!(end, EventEnd::Published));
+            for (event, end) in others.into_iter().chain(published) {
                 if state.events.rows.get(&event.number).is_some_and(|row| is_it(row, event)) {
                     state.events.settle(event.number, end, now, defect);
                 }

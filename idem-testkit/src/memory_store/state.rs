@@ -123,6 +123,11 @@ pub(super) fn apply_to(tables: &mut BTreeMap<String, Rows>, write: &Write) {
     }
 }
 
+/// A text as databases store it: PostgreSQL cannot store this one character, and the other stores do as it does.
+pub(super) fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
 /// The key under which a claim is recorded.
 pub(super) fn record_key(claim: &Claim, defect: Option<Defect>) -> RecordKey {
     let text = claim.key.as_str();

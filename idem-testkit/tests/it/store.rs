@@ -257,5 +257,17 @@ mod broken {
         the_twin_sees_replays_that_are_taken_twice: ReplaysTwice;
         the_twin_sees_shared_hash_rules: SharesHashRules;
         the_twin_sees_attempts_that_are_not_taken_back: UncountsNothing;
+        the_twin_sees_lost_events: LosesEvents;
+        the_twin_sees_events_outside: PutsEventsOutside;
+        the_twin_sees_events_by_key_alone: EventsByKeyAlone;
+        the_twin_sees_events_that_overtake: EventsOvertake;
+        the_twin_sees_leases_to_all: LeasesToAll;
+        the_twin_sees_events_settled_by_number_alone: SettlesByNumberAlone;
+        the_twin_sees_events_read_by_number: ScansByNumber;
+        the_twin_sees_lost_results: LosesResults;
+        the_twin_sees_results_by_key_alone: ResultsByKeyAlone;
+        the_twin_sees_refused_effects: SavepointKeepsEffects;
+        the_twin_sees_refused_claims_that_are_let_go: SavepointLosesClaims;
+        the_twin_sees_forgotten_hashes: ForgetsHashes;
     }
 }

@@ -103,13 +103,13 @@ WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o
         AND b.state = 3 AND b.number < o.number));
 SELECT changes() AS marked"#;
 
-/// The events that were published, by their numbers and keys.
-const PUBLISHED: &str =
-    "b.number IN (SELECT value FROM json_each(?2)) AND b.event_key IN (SELECT value FROM json_each(?3))";
+/// The events that were published, each by its number and the key in the same place. The number alone finds it by the table's own key.
+const PUBLISHED: &str = "b.number IN (SELECT value FROM json_each(?2)) \
+    AND (b.number, b.event_key) IN (SELECT value, ?3 ->> key FROM json_each(?2))";
 
 /// The same of those that a person has named.
-const NAMED: &str =
-    "b.number IN (SELECT value FROM json_each(?1)) AND b.event_key IN (SELECT value FROM json_each(?2))";
+const NAMED: &str = "b.number IN (SELECT value FROM json_each(?1)) \
+    AND (b.number, b.event_key) IN (SELECT value, ?2 ->> key FROM json_each(?1))";
 
 /// Lets events go that wait only behind events that are removed next: `{gone}` says whether `b` is, `{of}` says of which
 /// destination.

@@ -211,6 +211,14 @@ pub async fn o41_an_event_is_settled_by_its_number_and_its_key<T: StoreUnderTest
         assert_eq!(bodies(&again), ["1", "2", "3"]);
         assert!(again.iter().all(|event| event.attempts == 0 && event.first_sent_ago.is_none()), "{again:?}");
     }
+    // Each of two has the other's key now.
+    let mut crossed = [all[0].clone(), all[2].clone()];
+    (crossed[0].key, crossed[1].key) = (all[2].key.clone(), all[0].key.clone());
+    let published = crossed.each_ref().map(|event| (event, EventEnd::Published));
+    within("settling two others", outbox.settle(ids[0], &published)).await.unwrap();
+    let names = crossed.each_ref().map(OutgoingEvent::name);
+    assert_eq!(within("skipping two others", outbox.skip(&names)).await.unwrap(), 0);
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["1", "2", "3"]);
     settle(&*outbox, ids[0], &all[0], failed()).await;
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["3"]);
     use EventState::{Behind, Failed, Pending};
@@ -223,6 +231,9 @@ pub async fn o41_an_event_is_settled_by_its_number_and_its_key<T: StoreUnderTest
     let both = [lost.name(), all[1].name()];
     assert_eq!(within("retrying", outbox.retry(&both[..1])).await.unwrap(), 0);
     assert_eq!(within("skipping", outbox.skip(&both[..1])).await.unwrap(), 0);
+    settle(&*outbox, ids[0], &all[2], later(Duration::ZERO)).await;
+    assert_eq!(within("retrying two others", outbox.retry(&names)).await.unwrap(), 0);
+    let named = [named[0].clone(), named[1].clone(), ("3".to_owned(), EventState::Waiting)];
     assert_eq!(states(&*outbox).await, named);
     // Beside one that is meant.
     let ends = [(&lost, EventEnd::Published), (&all[2], EventEnd::Published)];

@@ -8,7 +8,7 @@ use idem_core::{
     store::{DEAD_LETTER_ROW_BYTES, ScopeId},
 };
 
-use super::Books;
+use super::{Books, storable};
 
 #[derive(Debug, Clone)]
 pub(super) struct DeadLetterRow {
@@ -22,11 +22,6 @@ pub(super) struct DeadLetterRow {
     /// The first copy, as a replay brings it; without its payload where that was not kept, and then it cannot be replayed.
     pub(super) message: Message,
     pub(super) replay: ReplayState,
-}
-
-/// A text as databases store it: PostgreSQL cannot store this one character, and the other stores do as it does.
-pub(super) fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
 }
 
 /// The message as a database keeps it, with this payload.

@@ -2,29 +2,56 @@
 
 use std::{ops::Range, time::Duration};
 
-use idem_core::{ControlState, Reason, Retention, store::Expiring};
+use idem_core::{
+    ControlState, Reason, Retention,
+    outbox::{EventEnd, IdForm, RECEIVER_KEEPS},
+    store::Expiring,
+};
 
-use super::steps::{End, Letter, Payload, Step, Unit, UnitEnd, Wish};
+use super::steps::{Answer, End, Letter, Named, OutboxStep, Payload, ReplayStep, Sent, Step, Unit, UnitEnd, Wish};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// No sum of [`AGES`] lies within minutes of any of them.
-const RETENTIONS: [Retention; 3] =
-    [Retention::For(MINUTE.saturating_mul(50)), Retention::For(MINUTE.saturating_mul(630)), Retention::Forever];
+/// No sum of [`AGES`] lies within minutes of either.
+const SHORT: Duration = MINUTE.saturating_mul(50);
+const LONG: Duration = MINUTE.saturating_mul(630);
+const RETENTIONS: [Retention; 3] = [Retention::For(SHORT), Retention::For(LONG), Retention::Forever];
 
 /// Longer than a replay is taken for, than a short retention, than attempts are kept.
 const AGES: [Duration; 3] = [MINUTE.saturating_mul(20), MINUTE.saturating_mul(120), MINUTE.saturating_mul(1800)];
 
+/// The longer one ends so late that only a clock that was ahead can have given it; a sequence takes less than the shorter one.
+const LEASES: [Duration; 2] = [Duration::from_secs(110), SHORT];
+
 /// The first two are one under a rule that looks at the first letter only.
 const PAYLOADS: [&str; 4] = ["a", "aa", "b", ""];
+/// Those of events, by their keys: an event under a used key is mostly the same one.
+const ORDERING_KEYS: [Option<&str>; 6] = [Some("o"), Some("o"), None, Some("o"), Some("\0"), None];
+const CLEANED: [Expiring; 4] = [Expiring::Records, Expiring::Attempts, Expiring::DeadLetters, Expiring::Answers];
 const ERRORS: [&str; 3] = ["it failed", "it failed otherwise", "it\0failed"];
 
 /// The kinds of two of three steps of a sequence: places in [`step`]. Rare meetings, as of a copy and a replay, are then not
 /// rare.
-const THEMES: [Range<u8>; 4] = [0..100, 9..30, 25..43, 43..86];
+const THEMES: [Range<u8>; 6] = [0..PLACES, 40..61, 56..74, 74..117, 9..61, 9..61];
+const PLACES: u8 = 131;
+
+/// What the store under test offers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offered {
+    /// Its clock can be put forward.
+    pub(super) ages: bool,
+    /// Units write events and results.
+    pub(super) hands_in: bool,
+}
+
+impl Offered {
+    fn has(self, step: &Step) -> bool {
+        (self.ages || !matches!(step, Step::Age(_))) && (self.hands_in || !step.hands_in())
+    }
+}
 
 /// A sequence that begins with a registration.
-pub(super) fn sequence(rng: &mut fastrand::Rng, length: usize, ages: bool) -> Vec<Step> {
+pub(super) fn sequence(rng: &mut fastrand::Rng, length: usize, offered: Offered) -> Vec<Step> {
     let first = Step::Register {
         tenant: 0,
         bound_to: None,
@@ -35,9 +62,9 @@ pub(super) fn sequence(rng: &mut fastrand::Rng, length: usize, ages: bool) -> Ve
     let theme = any(rng, &THEMES);
     let mut steps = vec![first];
     while steps.len() < length {
-        let place = if rng.u8(..3) > 0 { rng.u8(theme.clone()) } else { rng.u8(..100) };
+        let place = if rng.u8(..3) > 0 { rng.u8(theme.clone()) } else { rng.u8(..PLACES) };
         let step = step(place, rng);
-        if ages || !matches!(step, Step::Age(_)) {
+        if offered.has(&step) {
             steps.push(step);
         }
     }
@@ -48,21 +75,47 @@ fn step(place: u8, rng: &mut fastrand::Rng) -> Step {
     match place {
         0..5 => register(rng),
         5..9 => Step::Scope { tenant: rng.usize(..3), registered: rng.u8(..4) > 0 },
-        9..25 => Step::Unit(unit(rng)),
-        25..30 => Step::Meet(unit(rng), unit(rng)),
-        30..37 => Step::Count(payload(rng)),
-        37..40 => Step::Uncount(payload(rng)),
-        40..43 => Step::EndAttempts(payload(rng)),
-        43..57 => Step::Store(Box::new(letter(rng))),
-        57..59 => Step::MarkPublished(few(rng, 6)),
-        59..68 => Step::RequestReplay((0..rng.usize(1..4)).map(|_| few(rng, 6)).collect()),
-        68..75 => Step::TakeReplays(rng.u32(1..4)),
-        75..86 => Step::FinishReplay(few(rng, 6), end(rng)),
-        86..90 => Step::SetControl(wish(rng)),
-        90..92 => Step::Audit { key: rng.bool().then(|| rng.usize(..3)), details: any(rng, &ERRORS) },
-        92..96 => Step::Age(any(rng, &AGES)),
-        _ => Step::Clean(any(rng, &[Expiring::Records, Expiring::Attempts, Expiring::DeadLetters])),
+        9..40 => outbox_step(place - 9, rng),
+        40..59 => Step::Unit(unit(rng)),
+        59..61 => Step::Meet(unit(rng), unit(rng)),
+        61..68 => Step::Count(payload(rng)),
+        68..71 => Step::Uncount(payload(rng)),
+        71..74 => Step::EndAttempts(payload(rng)),
+        74..88 => Step::Store(Box::new(letter(rng))),
+        88..90 => Step::Replay(ReplayStep::MarkPublished(few(rng, 6))),
+        90..99 => Step::Replay(ReplayStep::Request((0..rng.usize(1..4)).map(|_| few(rng, 6)).collect())),
+        99..106 => Step::Replay(ReplayStep::Take(rng.u32(1..4))),
+        106..117 => Step::Replay(ReplayStep::Finish(few(rng, 6), end(rng))),
+        117..121 => Step::SetControl(wish(rng)),
+        121..123 => Step::Audit { key: rng.bool().then(|| rng.usize(..3)), details: any(rng, &ERRORS) },
+        123..127 => Step::Age(any(rng, &AGES)),
+        _ => Step::Clean(any(rng, &CLEANED)),
     }
+}
+
+fn outbox_step(place: u8, rng: &mut fastrand::Rng) -> Step {
+    let (destination, relay) = (few(rng, 2), rng.usize(..2));
+    Step::Outbox(match place {
+        0..6 => OutboxStep::Lease {
+            destination,
+            relay,
+            time: any(rng, &LEASES),
+            receiver_keeps: any(rng, &[RECEIVER_KEEPS, LONG]),
+        },
+        6..8 => OutboxStep::Release { destination, relay },
+        8..16 => {
+            OutboxStep::Next { destination, events: any(rng, &[1, 3, 100]), bytes: any(rng, &[1, 100_000, 100_000]) }
+        }
+        16..23 => {
+            let ends = names(rng).into_iter().map(|named| (named, event_end(rng))).collect();
+            OutboxStep::Settle { ends, elsewhere: rng.u8(..8) == 0 }
+        }
+        23..25 => OutboxStep::Retry(names(rng)),
+        25 => OutboxStep::Skip(names(rng)),
+        26..28 => OutboxStep::Pause { destination, is_paused: rng.bool() },
+        28..30 => return Step::Age(any(rng, &AGES)),
+        _ => OutboxStep::Declare { destination, form: any(rng, &[IdForm::V8, IdForm::V5]) },
+    })
 }
 
 fn any<T: Clone>(rng: &mut fastrand::Rng, of: &[T]) -> T {
@@ -98,7 +151,48 @@ fn unit(rng: &mut fastrand::Rng) -> Unit {
     Unit {
         claims: (0..rng.usize(..4)).map(|_| (payload(rng), any(rng, &RETENTIONS))).collect(),
         writes: rng.bool(),
+        is_refused: rng.u8(..6) == 0,
+        events: if rng.bool() { (0..rng.usize(1..5)).map(|_| sent(rng)).collect() } else { Vec::new() },
+        answer: rng.u8(..3).eq(&0).then(|| answer(rng)),
         ends: any(rng, &[UnitEnd::Commit, UnitEnd::Commit, UnitEnd::Commit, UnitEnd::Rollback, UnitEnd::Dropped]),
+    }
+}
+
+fn sent(rng: &mut fastrand::Rng) -> Sent {
+    let key = few(rng, ORDERING_KEYS.len());
+    let (scope, destination, ordering_key) = (few(rng, 3), few(rng, 2), ORDERING_KEYS[key]);
+    Sent { scope, destination, key, text: PAYLOADS[few(rng, 3)], ordering_key, is_typed: rng.u8(..6) == 0 }
+}
+
+fn answer(rng: &mut fastrand::Rng) -> Answer {
+    Answer {
+        text: any(rng, &["a", "b", "\0"]),
+        status: some(rng, &[201, 422]),
+        content_type: some(rng, &["text/plain"]),
+        header: some(rng, &["one", "\0"]),
+        reference: some(rng, &["/orders/7"]),
+        sealed_with: any(rng, &[0, 0, 7]),
+        kept_for: any(rng, &[None, Some(SHORT), Some(LONG)]),
+    }
+}
+
+/// Names of events, some of which no event has: the number of one with the key of another.
+fn names(rng: &mut fastrand::Rng) -> Vec<Named> {
+    let event = few(rng, 5);
+    let (itself, other) = (Named { event, key_of: None }, Named { event, key_of: Some(event + 1) });
+    match rng.u8(..6) {
+        0 => vec![other],
+        1 => vec![other, Named { event: event + 1, key_of: Some(event) }],
+        _ => [vec![itself], (0..rng.usize(..3)).map(|_| Named { event: few(rng, 5), key_of: None }).collect()].concat(),
+    }
+}
+
+fn event_end(rng: &mut fastrand::Rng) -> EventEnd {
+    let (error, may_be_sent) = (any(rng, &ERRORS).to_owned(), rng.bool());
+    match rng.u8(..6) {
+        0..2 => EventEnd::Published,
+        2..4 => EventEnd::Later { after: any(rng, &[Duration::ZERO, SHORT]), error, may_be_sent, counted: rng.bool() },
+        _ => EventEnd::Failed { error, may_be_sent },
     }
 }
 

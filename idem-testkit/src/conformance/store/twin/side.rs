@@ -8,43 +8,53 @@ use std::{
 
 use idem_core::{
     Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin,
-    PayloadHash, Recorded, Retention, Store, StoreError, StoredDeadLetter, Tenant, Tx,
+    PayloadHash, Recorded, Retention, Store, StoreError, StoredDeadLetter, Tenant,
     dead_letter::{FailureKind, Fingerprint},
+    outbox::{EventName, KeptResult, Outbox, OutgoingEvent},
     store::{
-        AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, CommitError, HashRuleId, Registration, Removal, Removed,
-        Replay, ReplayEnd, RunId, ScopeId, UnitOfWork, UnitOptions,
+        AuditEntry, Bookkeeping, Claim, HashRuleId, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
     },
 };
 
 use super::{
     super::{
         gate::within,
-        subject::{Arrangement, Effect, StoreUnderTest},
+        subject::{Arrangement, StoreUnderTest},
     },
-    steps::{End, Letter, Payload, Step, Unit, UnitEnd, Wish},
+    outbox::{Declared, declare},
+    steps::{End, Letter, Payload, ReplayStep, Step, View, Wish},
+    units::{kept, options, sorted},
 };
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub(super) const MINUTE: Duration = Duration::from_secs(60);
 
 /// How long rows are kept that have no expiry of their own: no sum of what goes by lies near it.
 const KEPT: Duration = Duration::from_secs(1450 * 60);
 
 pub(super) struct Side<'s, T: StoreUnderTest> {
     subject: &'s T,
-    store: Arc<T::Store>,
-    consumer: ConsumerName,
+    pub(super) store: Arc<T::Store>,
+    pub(super) consumer: ConsumerName,
     /// The ids answered so far, in the order in which they first came.
-    scopes: Vec<ScopeId>,
-    rules: Vec<HashRuleId>,
+    pub(super) scopes: Vec<ScopeId>,
+    pub(super) rules: Vec<HashRuleId>,
     runs: Vec<RunId>,
     letters: Vec<DeadLetterId>,
+    pub(super) events: Vec<EventName>,
+    /// Where the store offers events and results.
+    pub(super) outbox: Option<Arc<dyn Outbox>>,
+    pub(super) destinations: Vec<Declared>,
+    /// The events that relays took, with their destinations.
+    pub(super) in_hand: Vec<(usize, OutgoingEvent)>,
+    /// How long a claim waits for another unit.
+    pub(super) patience: Duration,
     /// Lines of the audit trail that were there before.
     audited: usize,
-    now: SystemTime,
+    pub(super) now: SystemTime,
 }
 
 /// The number of an id, in the order in which they came.
-fn number<I: PartialEq>(known: &mut Vec<I>, id: I) -> usize {
+pub(super) fn number<I: PartialEq>(known: &mut Vec<I>, id: I) -> usize {
     known.iter().position(|other| *other == id).unwrap_or_else(|| {
         known.push(id);
         known.len() - 1
@@ -52,11 +62,11 @@ fn number<I: PartialEq>(known: &mut Vec<I>, id: I) -> usize {
 }
 
 /// The id that a step refers to, if there is one of its kind yet.
-fn nth<I: Copy>(known: &[I], number: usize) -> Option<I> {
+pub(super) fn nth<I: Copy>(known: &[I], number: usize) -> Option<I> {
     known.get(number % known.len().max(1)).copied()
 }
 
-fn key(number: usize) -> IdempotencyKey {
+pub(super) fn key(number: usize) -> IdempotencyKey {
     IdempotencyKey::new(["order-1", "order-2", "Order-1"][number % 3]).unwrap()
 }
 
@@ -67,6 +77,11 @@ fn hash(payload: Option<&str>) -> PayloadHash {
 
 fn tenant(number: usize) -> Tenant {
     Tenant::new(["", "north", "south"][number % 3]).unwrap_or_default()
+}
+
+/// In steps of twenty minutes, which is coarse enough for two clocks.
+pub(super) fn coarse(span: Duration) -> u64 {
+    (span + MINUTE * 5).as_secs() / (20 * 60)
 }
 
 /// An error, without what only one of the two can say.
@@ -81,15 +96,26 @@ fn told(error: &StoreError) -> String {
 }
 
 impl<'s, T: StoreUnderTest> Side<'s, T> {
-    pub(super) async fn new(subject: &'s T, consumer: &str) -> Self {
+    pub(super) async fn new(subject: &'s T, consumer: &str, hands_in: bool, patience: Duration) -> Self {
+        let store = subject.store();
+        let outbox = store.outbox().filter(|_| hands_in);
+        let destinations = match &outbox {
+            Some(outbox) => within("declaring destinations", declare(&**outbox, consumer)).await,
+            None => Vec::new(),
+        };
         Self {
             subject,
-            store: subject.store(),
+            store,
             consumer: ConsumerName::new(consumer).unwrap(),
             scopes: Vec::new(),
             rules: Vec::new(),
             runs: Vec::new(),
             letters: Vec::new(),
+            events: Vec::new(),
+            outbox,
+            destinations,
+            in_hand: Vec::new(),
+            patience,
             audited: subject.audited().await.len(),
             now: SystemTime::UNIX_EPOCH,
         }
@@ -99,26 +125,26 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
     pub(super) async fn take(&mut self, step: &Step) -> String {
         let answer = within("a step of a sequence", self.act(step)).await;
         let answer = answer.unwrap_or_else(|error| told(&error));
-        if !step.can_be_seen() {
-            return answer;
-        }
-        format!("{answer}\n{}", within("looking at the consumer", self.look()).await)
+        let seen = match step.changes() {
+            Some(View::Books) => within("looking at the consumer", self.look()).await,
+            Some(View::Outbox) => within("looking at the outbox", self.look_at_outbox()).await,
+            None => return answer,
+        };
+        format!("{answer}\n{seen}")
     }
 
-    /// Everything that is left at the end: dead letters and controls, records, effects, the audit trail, and counts of
+    /// Everything that is left at the end: dead letters and controls, events, records with their results, effects, the audit trail, and counts of
     /// attempts, which this raises.
     pub(super) async fn left(&mut self) -> String {
-        let seen = self.look().await;
+        let seen = self.look().await + &self.left_in_outbox().await;
         let claims = self.scopes.clone().into_iter().flat_map(|scope| {
             (0..3).map(move |number| Claim::new(scope, key(number), hash(None), HashRuleId(1), Retention::Forever))
         });
         let claims: Vec<_> = sorted(claims.collect());
         let mut session = self.store.open().await.unwrap();
-        let mut unit = self.store.begin(&mut session, options(RunId(1), MINUTE)).await.unwrap();
-        let records = unit.read(&claims).await.unwrap();
-        unit.rollback().await.unwrap();
+        let found = self.store.look_up(&mut session, options(RunId(1), MINUTE), &claims).await.unwrap();
         let mut lines = vec![seen];
-        lines.extend(records.into_iter().flatten().map(|record| self.record(&record)));
+        lines.extend(found.into_iter().flatten().map(|found| self.record(&found.recorded, found.result.as_ref())));
         let mut effects = self.subject.effects().await;
         effects.retain(|effect| effect.note == self.consumer.as_str());
         effects.sort();
@@ -133,7 +159,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         lines.join("\n")
     }
 
-    fn books(&self) -> &<T::Store as Store>::Bookkeeping {
+    pub(super) fn books(&self) -> &<T::Store as Store>::Bookkeeping {
         self.store.bookkeeping()
     }
 
@@ -182,9 +208,8 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
                 // How many are gone is no answer: other sequences have left theirs.
                 assert!(matches!(removed, Removed::Rows(_)), "{removed:?}");
             }
-            Step::MarkPublished(_) | Step::RequestReplay(_) | Step::TakeReplays(_) | Step::FinishReplay(..) => {
-                return self.replay(step).await;
-            }
+            Step::Replay(step) => return self.replay(step).await,
+            Step::Outbox(step) => return self.relay(step).await,
         }
         Ok(String::new())
     }
@@ -203,22 +228,22 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         Ok(format!("scope {scope}, rules {rules:?}, run {}", number(&mut self.runs, registered.run)))
     }
 
-    async fn replay(&mut self, step: &Step) -> Result<String, StoreError> {
+    async fn replay(&mut self, step: &ReplayStep) -> Result<String, StoreError> {
         // One that never was is as good as one that is gone.
         let id = |of: &usize| nth(&self.letters, *of).unwrap_or(DeadLetterId(i64::MAX));
         match step {
-            Step::MarkPublished(of) => self.books().mark_published(id(of)).await?,
-            Step::RequestReplay(of) => {
+            ReplayStep::MarkPublished(of) => self.books().mark_published(id(of)).await?,
+            ReplayStep::Request(of) => {
                 let mut ids: Vec<_> = of.iter().map(id).collect();
                 ids.dedup();
                 return Ok(format!("{} asked for", self.books().request_replay(&ids).await?));
             }
-            Step::TakeReplays(max) => {
+            ReplayStep::Take(max) => {
                 let run = self.runs.last().copied().unwrap_or(RunId(1));
                 let taken = self.books().take_replays(&self.consumer, run, *max).await?;
                 return Ok(taken.iter().map(|replay| self.taken(replay)).collect::<Vec<_>>().join("\n"));
             }
-            Step::FinishReplay(of, end) => {
+            ReplayStep::Finish(of, end) => {
                 let end = match end {
                     End::Processed => ReplayEnd::Processed,
                     End::Duplicate => ReplayEnd::Duplicate,
@@ -229,100 +254,20 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
                 };
                 self.books().finish_replay(id(of), end).await?;
             }
-            Step::Register { .. }
-            | Step::Scope { .. }
-            | Step::Unit(_)
-            | Step::Meet(..)
-            | Step::Count(_)
-            | Step::Uncount(_)
-            | Step::EndAttempts(_)
-            | Step::Store(_)
-            | Step::SetControl(_)
-            | Step::Audit { .. }
-            | Step::Age(_)
-            | Step::Clean(_) => {}
         }
         Ok(String::new())
     }
 
-    async fn unit(&mut self, unit: &Unit) -> Result<String, StoreError> {
-        let (store, mut session) = (Arc::clone(&self.store), self.store.open().await?);
-        let mut open = store.begin(&mut session, options(self.run(), MINUTE)).await?;
-        let said = self.claim(&mut open, unit).await?;
-        self.end(open, unit.ends).await?;
-        Ok(said.unwrap_or_else(|| "held, by nobody".to_owned()))
-    }
-
-    async fn meet(&mut self, first: &Unit, second: &Unit) -> Result<String, StoreError> {
-        let store = Arc::clone(&self.store);
-        let (mut one, mut other) = (self.store.open().await?, self.store.open().await?);
-        let mut open = store.begin(&mut one, options(self.run(), MINUTE)).await?;
-        let said = self.claim(&mut open, first).await?;
-        // Long beside what a claim takes on a machine with much else to do, where a shorter one ends it as if it had been held.
-        let patience = Duration::from_millis(300);
-        let mut meets = store.begin(&mut other, options(self.run(), patience)).await?;
-        let met = self.claim(&mut meets, second).await?;
-        self.end(open, first.ends).await?;
-        let ends = if met.is_some() { second.ends } else { UnitEnd::Dropped };
-        self.end(meets, ends).await?;
-        Ok(format!("{said:?}, and meanwhile {met:?}"))
-    }
-
-    /// Claims and writes. `None` where another unit was in the way for too long.
-    async fn claim(&mut self, open: &mut impl UnitOfWork<T::Store>, unit: &Unit) -> Result<Option<String>, StoreError> {
-        let claim = |(of, retention): &(Payload, Retention)| {
-            let (scope, key, hash) = self.payload(of);
-            Claim::new(scope, key, hash, nth(&self.rules, of.rule).unwrap_or(HashRuleId(1)), *retention)
-        };
-        let claims = sorted(unit.claims.iter().map(claim).collect());
-        let answers = match open.claim(&claims).await {
-            Ok(answers) => answers,
-            Err(ClaimError::Held) => return Ok(None),
-            Err(ClaimError::Store(error)) => return Err(error),
-            Err(other) => panic!("no claim: {other:?}"),
-        };
-        let (mut said, mut tx) = (String::new(), open.tx());
-        let effect = |key: &str| Effect {
-            key: key.to_owned(),
-            payload: b"effect".to_vec(),
-            note: self.consumer.as_str().to_owned(),
-        };
-        let won = claims.iter().zip(&answers).filter(|(_, answer)| **answer == Claimed::Inserted);
-        let keys: Vec<_> = won.map(|(claim, _)| claim.key.as_str()).chain(unit.writes.then_some("no key")).collect();
-        for key in keys {
-            write::<T>(&mut tx, &effect(key)).await;
-        }
-        drop(tx);
-        let lost: Vec<_> = claims.iter().zip(&answers).filter(|(_, answer)| **answer != Claimed::Inserted).collect();
-        let lost: Vec<_> = lost.into_iter().map(|(claim, _)| claim.clone()).collect();
-        let records = if lost.is_empty() { Vec::new() } else { open.read(&lost).await? };
-        for record in records {
-            let _ = write!(said, "{}; ", record.map_or("nobody".to_owned(), |record| self.record(&record)));
-        }
-        Ok(Some(format!("won {} of {}; {said}", claims.len() - lost.len(), claims.len())))
-    }
-
-    async fn end<'u>(&self, open: <T::Store as Store>::Unit<'u>, ends: UnitEnd) -> Result<(), StoreError> {
-        match ends {
-            UnitEnd::Commit => match open.commit().await {
-                Ok(()) => Ok(()),
-                Err(CommitError::RolledBack(error)) => Err(error),
-                Err(other) => panic!("no commit: {other:?}"),
-            },
-            UnitEnd::Rollback => open.rollback().await,
-            UnitEnd::Dropped => {
-                drop(open);
-                Ok(())
-            }
-        }
-    }
-
-    fn run(&self) -> RunId {
+    pub(super) fn run(&self) -> RunId {
         self.runs.last().copied().unwrap_or(RunId(1))
     }
 
-    fn payload(&self, of: &Payload) -> (ScopeId, IdempotencyKey, PayloadHash) {
-        (nth(&self.scopes, of.scope).unwrap_or(ScopeId(1)), key(of.key), hash(Some(of.text)))
+    pub(super) fn scope(&self, number: usize) -> ScopeId {
+        nth(&self.scopes, number).unwrap_or(ScopeId(1))
+    }
+
+    pub(super) fn payload(&self, of: &Payload) -> (ScopeId, IdempotencyKey, PayloadHash) {
+        (self.scope(of.scope), key(of.key), hash(Some(of.text)))
     }
 
     fn letter(&self, of: &Letter) -> DeadLetter {
@@ -348,7 +293,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         let rule = nth(&self.rules, 0).unwrap_or(HashRuleId(1));
         DeadLetter {
             consumer: self.consumer.clone(),
-            scope: nth(&self.scopes, of.scope).unwrap_or(ScopeId(1)),
+            scope: self.scope(of.scope),
             message,
             key: of.key.map(key),
             hash: of.hashed.then(|| (hash(of.payload), rule)),
@@ -376,10 +321,8 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         seen
     }
 
-    /// In steps of twenty minutes, which is coarse enough for two clocks.
-    fn age(&self, at: SystemTime) -> u64 {
-        let age = self.now.duration_since(at).unwrap_or_default() + MINUTE * 5;
-        age.as_secs() / (20 * 60)
+    pub(super) fn age(&self, at: SystemTime) -> u64 {
+        coarse(self.now.duration_since(at).unwrap_or_default())
     }
 
     fn stored(&mut self, row: &StoredDeadLetter) -> String {
@@ -395,11 +338,13 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         )
     }
 
-    fn record(&mut self, record: &Recorded) -> String {
+    pub(super) fn record(&mut self, record: &Recorded, result: Option<&KeptResult>) -> String {
         let Recorded { key, hash, hash_rule, processed_at, processed_by, expires_at, .. } = record;
         let (rule, run) = (number(&mut self.rules, *hash_rule), number(&mut self.runs, *processed_by));
-        let kept = expires_at.map(|at| (at.duration_since(*processed_at).unwrap_or_default().as_secs() + 600) / 3600);
-        format!("{key:?} {hash:?} rule {rule} run {run} kept {kept:?} age {}", self.age(*processed_at))
+        let after = |at: SystemTime| coarse(at.duration_since(*processed_at).unwrap_or_default());
+        let (until, age) = (expires_at.map(after), self.age(*processed_at));
+        let result = result.map(|result| (kept(result), result.until.map(after)));
+        format!("{key:?} {hash:?} rule {rule} run {run} kept {until:?} age {age}, with {result:?}")
     }
 
     fn taken(&mut self, replay: &Replay) -> String {
@@ -418,20 +363,4 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
             message.broker_properties(),
         )
     }
-}
-
-async fn write<T: StoreUnderTest>(tx: &mut Tx<'_, T::Store>, effect: &Effect) {
-    T::write(tx, effect).await.unwrap();
-}
-
-fn options(run: RunId, patience: Duration) -> UnitOptions {
-    UnitOptions::new(run, 0, patience, MINUTE)
-}
-
-/// As the engine hands them over: sorted by scope and key, one of each.
-fn sorted(mut claims: Vec<Claim>) -> Vec<Claim> {
-    let of = |claim: &Claim| (claim.scope, claim.key.clone());
-    claims.sort_by_key(of);
-    claims.dedup_by_key(|claim| of(claim));
-    claims
 }

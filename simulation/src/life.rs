@@ -174,7 +174,10 @@ async fn happen(world: &Arc<World>) {
         let group = world.group.as_ref().map(|group| group.describe());
         let text = format!("after {within:?}: {stats:?}, {group:?}, events {events:?}, all calls answered: {asked}");
         world.journal.breach(Rule::NotAtRest, text);
-    } else if world.scenario.telling.is_some() {
+        return;
+    }
+    world.received().rested = Some(world.journal.now());
+    if world.scenario.telling.is_some() {
         calls::ask_again(world).await;
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct Received {
     confirmed: BTreeMap<Of, usize>,
     /// Whether receivers have stopped failing.
     pub(crate) faults_over: bool,
+    /// When everything had come to rest.
+    pub(crate) rested: Option<Duration>,
 }
 
 /// The routes of a process's relay.
@@ -335,14 +337,28 @@ pub(crate) fn judge(world: &World, is_at_rest: bool) {
     let waiting: BTreeSet<Of> = world.store.events().iter().filter_map(|(_, event)| Of::event(event)).collect();
     let (known, received) = (world.known(), world.received());
     let breach = |rule, text| world.journal.breach(rule, text);
+    // An event of an effect that the store lost has the id of another effect's by the same key, and may stand for it: one receiver
+    // takes one of them. The relay that had it in hand, by a number that the other drew again, notes its confirmation of both.
+    let stands_for = |content: usize, number| {
+        let key = world.scenario.contents[content].scoped_key();
+        let mut contents = world.scenario.contents.iter().enumerate();
+        contents.any(|(other, about)| {
+            other != content
+                && about.scoped_key() == key
+                && known.disasters.was_undone(other)
+                && received.first.contains_key(&Of::Content(other, number))
+        })
+    };
     // The events of each first effect, with its place and how many effects there were as its run began.
     let (mut lines, mut seen) = (BTreeMap::<(usize, u8), Vec<(usize, usize, Of)>>::new(), BTreeSet::new());
     for (place, (_, run)) in effects.iter().enumerate() {
         let Some(run) = known.runs.get(*run).filter(|run| seen.insert(run.content)) else { continue };
         for (number, told) in world.scenario.contents[run.content].tells.iter().enumerate().filter(|(_, t)| t.fits) {
             let of = Of::Content(run.content, number);
-            if is_at_rest && !received.first.contains_key(&of) && (!waiting.contains(&of) || on_their_way.contains(&of))
-            {
+            // One that ran after everything was at rest has its events on their way.
+            let late = received.rested.is_some_and(|rested| run.returned.is_some_and(|at| at > rested));
+            let owed = !waiting.contains(&of) || (!late && on_their_way.contains(&of));
+            if is_at_rest && owed && !received.first.contains_key(&of) && !stands_for(run.content, number) {
                 breach(Rule::EventLost, format!("event {of} has an effect, and never arrived"));
             }
             if let Some(order) = told.order.filter(|_| !known.disasters.was_undone(run.content)) {

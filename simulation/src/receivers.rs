@@ -339,13 +339,17 @@ pub(crate) fn judge(world: &World, is_at_rest: bool) {
     let breach = |rule, text| world.journal.breach(rule, text);
     // An event of an effect that the store lost has the id of another effect's by the same key, and may stand for it: one receiver
     // takes one of them. The relay that had it in hand, by a number that the other drew again, notes its confirmation of both.
-    let stands_for = |content: usize, number| {
+    let stands_for = |content: usize, number: usize, told: &Told| {
         let key = world.scenario.contents[content].scoped_key();
         let mut contents = world.scenario.contents.iter().enumerate();
         contents.any(|(other, about)| {
             other != content
                 && about.scoped_key() == key
                 && known.disasters.was_undone(other)
+                && about
+                    .tells
+                    .get(number)
+                    .is_some_and(|of| (of.receiver, of.same_key) == (told.receiver, told.same_key))
                 && received.first.contains_key(&Of::Content(other, number))
         })
     };
@@ -358,7 +362,7 @@ pub(crate) fn judge(world: &World, is_at_rest: bool) {
             // One that ran after everything was at rest has its events on their way.
             let late = received.rested.is_some_and(|rested| run.returned.is_some_and(|at| at > rested));
             let owed = !waiting.contains(&of) || (!late && on_their_way.contains(&of));
-            if is_at_rest && owed && !received.first.contains_key(&of) && !stands_for(run.content, number) {
+            if is_at_rest && owed && !received.first.contains_key(&of) && !stands_for(run.content, number, told) {
                 breach(Rule::EventLost, format!("event {of} has an effect, and never arrived"));
             }
             if let Some(order) = told.order.filter(|_| !known.disasters.was_undone(run.content)) {

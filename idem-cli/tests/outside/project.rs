@@ -12,6 +12,7 @@ use crate::{broker, packages};
 
 /// The README's name for its program.
 const NAME: &str = "purchases";
+
 /// A folder that `idem new` has made.
 pub(crate) struct Project {
     broker: &'static str,

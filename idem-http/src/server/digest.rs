@@ -60,14 +60,16 @@ impl Stated {
                 let (algorithm, digest) = read_member(member)
                     .ok_or_else(|| format!("{field} is no dictionary of byte sequences (RFC 9530)"))?;
                 let algorithm = match algorithm {
-                    "sha-256" => Algorithm::Sha256,
-                    "sha-512" => Algorithm::Sha512,
+                    "sha-256" => {
+                        self.sha256.get_or_insert_default();
+                        Algorithm::Sha256
+                    }
+                    "sha-512" => {
+                        self.sha512.get_or_insert_default();
+                        Algorithm::Sha512
+                    }
                     _ => continue,
                 };
-                match algorithm {
-                    Algorithm::Sha256 => drop(self.sha256.get_or_insert_default()),
-                    Algorithm::Sha512 => drop(self.sha512.get_or_insert_default()),
-                }
                 self.digests.push((field, algorithm, digest));
             }
         }

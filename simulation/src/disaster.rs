@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use crate::{
     journal::Happened,
     life::{answered, control},
+    oracle::CLAIM_WAITS,
     process::CONSUMER,
     world::World,
 };
@@ -23,8 +24,6 @@ use crate::{
 /// By when workers no longer answer from memory after another server has taken over: they ask once a second whether it is the
 /// same, and believe an answer for two.
 const WORKERS_SEE: Duration = Duration::from_secs(5);
-/// For how long a claim may be older than its handler's run.
-const CLAIM_WAITS: Duration = Duration::from_secs(20);
 
 /// The disasters of the store so far.
 ///

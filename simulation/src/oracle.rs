@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A record may be so much older than its handler's run: its claim may have waited, and the attempt is counted behind it.
-const CLAIM_WAITS: Duration = Duration::from_secs(20);
+pub(crate) const CLAIM_WAITS: Duration = Duration::from_secs(20);
 
 struct Judge<'w> {
     world: &'w World,

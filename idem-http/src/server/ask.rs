@@ -105,7 +105,9 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
             let asked = shared.asked(&parts, &routes).instrument(span.clone()).await;
             let Answered { mut response, outcome } = asked.unwrap_or_else(|problem| shared.problem(&problem));
             counting.answered(outcome, response.status());
-            if let Some(wait) = waits(&parts) {
+            // What was refused before it was looked up has waited for nothing.
+            let is_refused = response.status().is_client_error() && response.status() != StatusCode::NOT_FOUND;
+            if let Some(wait) = waits(&parts).filter(|_| !is_refused) {
                 let applied = HeaderValue::try_from(format!("wait={}", wait.as_secs()));
                 response.headers_mut().extend(applied.ok().map(|applied| (PREFERENCE_APPLIED, applied)));
             }

@@ -215,7 +215,8 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         Ok(())
     }
 
-    /// The answer to a COMMIT is lost, before it was read and after.
+    /// The answer to a COMMIT is lost, before it was read and after. No handler fails here alone: what it sees of that is another run
+    /// or none, as after a rollback and after a death, which come before. So this holds the engine and the store to it.
     async fn loses_answers(&mut self, reference: &Reference) -> Result<(), NotProven> {
         for point in [failpoint::COMMIT_SENT, failpoint::COMMIT_OK] {
             let (doom, rig) = (Doom { point, fate: Fate::Error }, Rig::new(|_, _| Act::Pass));

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 
@@ -107,6 +107,61 @@ async fn j62_a_consumer_that_breaks_the_promise_is_told() {
     let proof = prove(MemoryScratch, |_| Ledger).messages(messages());
     let (promise, text) = broken(proof.consumer(move |builder| builder.key_source(with_origin())).run().await);
     assert_eq!(promise, Promise::SurvivesDeath, "{text}");
+}
+
+/// Keys that a message shares with the same one as long as each is published once: their second copies have keys of their own.
+#[tokio::test]
+async fn j62_copies_that_take_effect_are_told() {
+    let of_the_round = || {
+        key_fn("of the round", |message: &Message| {
+            let number = message.origin().as_str().rsplit('/').next().and_then(|number| number.parse().ok());
+            let round = number.unwrap_or(0_usize).saturating_sub(1) / messages().len();
+            keyed(message, round.to_string().as_bytes())
+        })
+    };
+    let proof = prove(MemoryScratch, |_| Ledger).messages(messages());
+    let (promise, text) = broken(proof.consumer(move |builder| builder.key_source(of_the_round())).run().await);
+    assert_eq!(promise, Promise::IgnoresDuplicates, "{text}");
+}
+
+/// Takes longer for one message than a deadline that is set for one that hangs. The proof has a runtime of its own, whose clock
+/// stands still from the first message on, so that it takes no time of the test's.
+struct Slow(Arc<Once>);
+
+impl Handler<MemoryStore> for Slow {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        self.0.call_once(tokio::time::pause);
+        if key(message) == "order-1" {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        Ledger.handle(message, tx).await
+    }
+}
+
+#[tokio::test]
+async fn j62_a_message_that_goes_with_one_that_hangs_is_told() {
+    let paused = Arc::new(Once::new());
+    let (promise, text) = broken(proved(move |_| Slow(paused.clone())).await);
+    assert_eq!(promise, Promise::SparesNeighbours, "{text}");
+    assert!(text.contains("the handler did not answer for one message of several"), "{text}");
+}
+
+/// Writes down which message it has seen before this one, in whatever attempt.
+#[derive(Default)]
+struct NotesTheLast(Mutex<String>);
+
+impl Handler<MemoryStore> for NotesTheLast {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let last = std::mem::replace(&mut *self.0.lock().unwrap(), key(message).to_owned());
+        Ok(tx.connection().append("purchases", key(message), last).await?)
+    }
+}
+
+/// Where messages have no order of their own, such a row differs with each run, and is compared only where they have one.
+#[tokio::test]
+async fn j62_what_goes_by_the_order_of_attempts_is_told() {
+    let (promise, text) = broken(proved(|_| NotesTheLast::default()).await);
+    assert_eq!(promise, Promise::KeepsOrder, "{text}");
 }
 
 /// Databases that break their contract.

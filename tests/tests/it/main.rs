@@ -9,6 +9,7 @@
 
 mod crash;
 mod docs;
+mod proving;
 mod statements;
 mod support;
 mod worker;

@@ -49,6 +49,8 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     let (first, (running, waited)) = tokio::join!(first, meanwhile);
     assert_eq!(running.json(), serde_json::json!({ "state": "in_progress" }));
     assert_eq!((running.header("preference-applied"), waited.header("preference-applied")), (None, Some("wait=30")));
+    let refused = ask(&asks, "acme", "/idempotency/", "wait=1").await;
+    assert_eq!((refused.status, refused.header("preference-applied")), (400, None));
     assert_eq!((waited.status, &waited.json()["state"]), (200, &"completed".into()), "{waited:?}");
     let done = ask(&asks, "acme/ann", "/v1/idempotency/k?answer=true", "").await.json();
     assert_eq!((&done["state"], &done["status"]), (&"completed".into(), &201.into()));

@@ -8,7 +8,10 @@ use idem_core::{
 
 use idem_testkit::{Fault, Operation};
 
-use super::fixture::{Fixture, Running, drain, message, within};
+use super::{
+    captured::Captured,
+    fixture::{Fixture, Running, drain, message, within},
+};
 
 fn attempts(attempts: u32) -> RetryPolicy {
     RetryPolicy::new(attempts, Duration::from_millis(1), Duration::from_millis(5))
@@ -192,6 +195,24 @@ async fn d36_a_count_whose_answer_was_lost_costs_no_attempt() {
     within("the second", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (2, 0));
+}
+
+/// D50: a count that fails for another cause is no sign of a database without a connection left.
+#[tokio::test]
+async fn d50_a_count_that_fails_otherwise_is_no_lack_of_connections() {
+    let (captured, _guard) = Captured::log(tracing::Level::WARN);
+    let fixture = Fixture::new();
+    let consumer =
+        fixture.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
+    let running = Running::new(fixture.worker_of(consumer).control_every(Duration::from_secs(5)));
+    fixture.publish("first", "ok");
+    within("the first", fixture.queue.drained()).await;
+    fixture.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Transient));
+    fixture.publish("charge", "ok");
+    within("the second", fixture.queue.drained()).await;
+    assert_eq!(running.stop().await.unwrap().processed, 2);
+    let lines = captured.lines();
+    assert!(!lines.iter().any(|line| line.contains("no connection left")), "{lines:?}");
 }
 
 /// The number that the next attempt of this message would get.

@@ -56,6 +56,8 @@ pub enum Bug {
     RemembersOverServers,
     /// A dead letter that was settled too late gets its attempts anew when it is redelivered (J64).
     LateDeadLettersBeginAnew,
+    /// A dead letter whose row was written without an answer gets its attempts anew when it is redelivered (J78).
+    UnansweredRowsAreForgotten,
     /// A dead letter that is redelivered waits for its turn under an open breaker before it is set aside again (J64).
     LateDeadLettersWait,
     /// A worker takes the first server that it sees for the one that knows its consumer (J63).
@@ -99,7 +101,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -125,6 +127,7 @@ impl Bug {
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
         Self::LateDeadLettersBeginAnew,
+        Self::UnansweredRowsAreForgotten,
         Self::LateDeadLettersWait,
         Self::TrustsTheFirstServer,
         Self::DeclaresOnce,

@@ -197,6 +197,11 @@ fn all() -> Vec<Planted> {
             "what was set aside and settled too late gets its attempts anew when it comes again (J64)",
         ),
         planted(
+            Bug::UnansweredRowsAreForgotten,
+            Theme::Small,
+            "what was set aside without an answer gets its attempts anew when it comes again (J78)",
+        ),
+        planted(
             Bug::LateDeadLettersWait,
             Theme::Any,
             "what was set aside and came again waits for its turn under an open breaker (J64)",

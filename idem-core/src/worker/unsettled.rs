@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// Dead letters, from the moment that their rows are written until the broker says that it has taken their settlements.
+/// Dead letters, from the moment that their rows may be there until the broker says that it has taken their settlements.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     /// Nearly always, so that good messages ask nothing more.
@@ -74,13 +74,24 @@ impl Unsettled {
     }
 
     /// The row of this message is written, after so many attempts.
-    pub(crate) fn note(&self, place: Place, cause: &DeadLetterCause, attempts: u32) {
+    pub(crate) fn written(&self, place: Place, cause: &DeadLetterCause, attempts: u32) {
+        // Its fault has been counted.
+        self.note(place, DeadLetterCause { counts: Counts::Nothing, in_claim: false, ..cause.clone() }, attempts);
+    }
+
+    /// The row of this message was to be written after so many attempts, and may be there (J78). Where it is not, another process may
+    /// have run it by the time that it comes again: it is set aside in its claim.
+    pub(crate) fn unanswered(&self, place: Place, cause: &DeadLetterCause, attempts: u32) {
+        if !bugs::planted(Bug::UnansweredRowsAreForgotten) {
+            self.note(place, DeadLetterCause { in_claim: true, ..cause.clone() }, attempts);
+        }
+    }
+
+    fn note(&self, place: Place, cause: DeadLetterCause, attempts: u32) {
         if bugs::planted(Bug::LateDeadLettersBeginAnew) {
             return;
         }
         let mut state = self.state();
-        // Its fault has been counted.
-        let cause = DeadLetterCause { counts: Counts::Nothing, in_claim: false, ..cause.clone() };
         if state.causes.insert(place.clone(), (cause, attempts)).is_none() {
             state.order.push_back(place);
         }
@@ -91,7 +102,7 @@ impl Unsettled {
         self.is_used.store(true, Ordering::Relaxed);
     }
 
-    /// The broker has taken its settlement.
+    /// The broker has taken its settlement, or it is no dead letter.
     pub(crate) fn settled(&self, place: &Place) {
         let mut state = self.state();
         if state.causes.remove(place).is_some() {
@@ -100,7 +111,7 @@ impl Unsettled {
         self.is_used.store(!state.causes.is_empty(), Ordering::Relaxed);
     }
 
-    /// Why this message was set aside before, and after how many attempts, where the broker may not know that it was.
+    /// Why this message was set aside before, or was about to be, and after how many attempts, where the broker may not know that.
     pub(crate) fn cause(&self, place: &Place) -> Option<(DeadLetterCause, u32)> {
         self.state().causes.get(place).cloned()
     }
@@ -134,15 +145,18 @@ mod tests {
     fn j64_what_was_set_aside_is_known_until_the_broker_has_taken_it() {
         let unsettled = Unsettled::default();
         assert!(unsettled.is_empty() && unsettled.cause(&place("q/1")).is_none());
-        unsettled.note(place("q/1"), &cause(), 5);
-        unsettled.note(place("q/1"), &cause(), 5);
+        unsettled.unanswered(place("q/1"), &cause(), 5);
+        let (known, _) = unsettled.cause(&place("q/1")).unwrap();
+        assert_eq!((known.counts, known.in_claim), (Counts::Handler, true), "its row may not be there");
+        unsettled.written(place("q/1"), &cause(), 5);
         let (known, attempts) = unsettled.cause(&place("q/1")).unwrap();
-        assert_eq!((known.counts, attempts, unsettled.is_empty()), (Counts::Nothing, 5, false));
+        assert_eq!((known.counts, known.in_claim, attempts), (Counts::Nothing, false, 5));
+        assert!(!unsettled.is_empty());
         let other = Place { hash: PayloadHash::of(b"y"), ..place("q/1") };
         assert!(unsettled.cause(&other).is_none(), "another message at the same place");
         unsettled.settled(&place("q/1"));
         assert!(unsettled.is_empty() && unsettled.cause(&place("q/1")).is_none());
-        (0..=MAX).for_each(|number| unsettled.note(place(&number.to_string()), &cause(), 1));
+        (0..=MAX).for_each(|number| unsettled.written(place(&number.to_string()), &cause(), 1));
         assert!(unsettled.cause(&place("0")).is_none() && unsettled.cause(&place("1")).is_some());
         assert_eq!(unsettled.state().order.len(), MAX);
     }

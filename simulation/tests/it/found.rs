@@ -288,6 +288,20 @@ fn j64_what_is_settled_too_late_does_not_begin_anew_under_an_open_breaker() {
     });
 }
 
+/// J78: the row of a dead letter is written without an answer, and its message comes again: it has had its attempts.
+#[test]
+fn j78_what_was_set_aside_without_an_answer_does_not_begin_anew() {
+    found("UnansweredRowsAreForgotten", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.publisher) = (false, true);
+        scenario.retry = RetryPolicy::new(2, at(50), at(100));
+        scenario.weather = Weather { seed, answers_lost: Rate::OneIn(4), ..Weather::default() };
+        messages(&mut scenario, 5, at(0), at(50), Behaviour::FailsFor(2));
+        scenario.events = (1..20).map(|number| (at(100) * number, Event::Disconnect)).collect();
+        scenario
+    });
+}
+
 /// J63: a failover that loses the consumer's row comes between a worker's registration and its first look at the controls.
 #[test]
 fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {

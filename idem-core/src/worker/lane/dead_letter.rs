@@ -57,13 +57,18 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 return;
             }
-            Err(error) => return self.bookkeeping_failed(job, error).await,
+            Err(error) => {
+                if let Some(place) = Place::of(&job) {
+                    self.shared.unsettled.unanswered(place, dead, dead_letter.attempts);
+                }
+                return self.bookkeeping_failed(job, error).await;
+            }
         };
         self.succeeded();
         // Its attempts are at an end, also where it comes again while its publication waits.
         let place = Place::of(&job);
         if let Some(place) = &place {
-            self.shared.unsettled.note(place.clone(), dead, dead_letter.attempts);
+            self.shared.unsettled.written(place.clone(), dead, dead_letter.attempts);
         }
         // Injected errors stand for a process that stops here: the message comes back and is dead-lettered once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {
@@ -128,7 +133,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             job.waiting.is_none() && job.dead.as_ref().is_some_and(|dead| dead.counts == Counts::Nothing)
         };
         for job in self.queue.remove(again) {
-            self.dead_letter(job).await;
+            self.set_aside_later(job).await;
         }
     }
 
@@ -153,7 +158,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let mut left = Vec::with_capacity(jobs.len());
         for mut job in jobs {
             if self.was_set_aside(&mut job) {
-                self.dead_letter(job).await;
+                self.set_aside_later(job).await;
             } else {
                 left.push(job);
             }

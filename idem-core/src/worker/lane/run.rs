@@ -25,6 +25,7 @@ use crate::{
     worker::{
         Shared,
         job::{Attempt, DeliveredBy, Isolation, Job},
+        unsettled::Place,
     },
 };
 
@@ -162,10 +163,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// counted while its key is claimed, so that no copy of it finds the attempts used up before the last one has run (E4). A
     /// store with one writer could not count meanwhile: there it is counted first.
     pub(super) async fn alone(&mut self, mut job: Job<B::Handle>) {
-        if let Some(dead) = &job.dead {
-            // Its row could not be written, or the breaker was open, and another delivery may run it meanwhile.
-            let in_claim = dead.in_claim && !bugs::planted(Bug::SetsAsideLaterWithoutClaim);
-            return if in_claim { self.set_aside_in_claim(job).await } else { self.dead_letter(job).await };
+        if job.dead.is_some() {
+            return self.set_aside_later(job).await;
         }
         // Taken before the attempt is counted, so that a message that waits for it is not charged.
         let shared = Arc::clone(&self.shared);
@@ -260,6 +259,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.set_aside(job, failure, !bugs::planted(Bug::ExhaustedWithoutClaim)).await;
     }
 
+    /// Sets a message aside whose row could not be written, or that came again, or for which the breaker was open: another delivery may
+    /// run it meanwhile.
+    pub(super) async fn set_aside_later(&mut self, job: Job<B::Handle>) {
+        let in_claim = job.dead.as_ref().is_some_and(|dead| dead.in_claim);
+        if in_claim && !bugs::planted(Bug::SetsAsideLaterWithoutClaim) {
+            self.set_aside_in_claim(job).await;
+        } else {
+            self.dead_letter(job).await;
+        }
+    }
+
     /// Sets a message aside while its key is claimed: it may be running under another delivery, as one of its attempts, or have
     /// been handled meanwhile. Boxed, because that may fail, and end here once more.
     pub(super) fn set_aside_in_claim(&mut self, job: Job<B::Handle>) -> BoxFuture<'_, ()> {
@@ -281,6 +291,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 Ok(Alone::Decided(decision)) => {
                     // The database is back, so that a conflict is dealt with now.
                     self.succeeded();
+                    if let Some(place) = Place::of(&job) {
+                        shared.unsettled.settled(&place);
+                    }
                     self.apply([(job, decision)]).await;
                 }
                 Ok(Alone::Held) => self.busy(job).await,

@@ -13,7 +13,10 @@ use idem_core::{
     DeadLetter, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy, SourceError, Store as _, WaitCause,
     store::Bookkeeping,
 };
-use idem_testkit::memory::{Faults, Order, QueueOptions, Rate};
+use idem_testkit::{
+    Fault, Operation,
+    memory::{Faults, Order, QueueOptions, Rate},
+};
 
 use super::{
     captured::Captured,
@@ -187,6 +190,31 @@ async fn j77_what_comes_again_while_its_publication_waits_does_not_run() {
     running.stop().await.unwrap();
     let history = fixture.queue.history(&poison);
     assert_eq!((history.acknowledged, history.dead_lettered), (0, 0));
+}
+
+/// J78: the row of a dead letter is written, its answer is lost, and the message comes again: it has had its attempts, and is set
+/// aside once more.
+#[tokio::test]
+async fn j78_what_was_set_aside_without_an_answer_does_not_run_again() {
+    let fixture = Fixture::new();
+    let poison = fixture.publish("poison", "block, then fail");
+    let running = Running::new(
+        fixture
+            .worker()
+            .retry(RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5)))
+            .control_every(Duration::from_secs(5)),
+    );
+    fixture.script.blocked().await;
+    (0..3).for_each(|_| fixture.store.inject(Operation::Bookkeeping, Fault::AnswerLost));
+    fixture.script.unblock();
+    running.until("the row", |_| fixture.store.faults_left(Operation::Bookkeeping) < 3).await;
+    fixture.queue.disconnect();
+    within("the next delivery", fixture.queue.until(|stats| stats.redelivered > 0)).await;
+    fixture.script.unblock();
+    within("draining the queue", fixture.queue.drained()).await;
+    assert_eq!(running.stop().await.unwrap().dead_lettered, 1);
+    assert_eq!((fixture.script.runs_of("poison"), fixture.dead_letters().await.len()), (1, 1));
+    assert_eq!(fixture.queue.history(&poison).dead_lettered, 1);
 }
 
 /// J57: a message that the row does not have is not acknowledged for it.

@@ -139,6 +139,8 @@ pub(crate) struct Job<H> {
     /// Boxed, because nearly every message is a good one.
     pub(crate) dead: Option<Box<DeadLetterCause>>,
     pub(crate) received_at: Instant,
+    /// Its number among the messages of its lane, in the order in which they came.
+    pub(crate) turn: u64,
     /// `None` for a replay, of which only a few are taken at a time.
     pub(crate) permit: Option<Permit>,
 }
@@ -160,6 +162,7 @@ impl<H> Job<H> {
             waiting: None,
             dead: None,
             received_at: permit.as_ref().map_or_else(Instant::now, Permit::arrived),
+            turn: 0,
             permit,
         }
     }

@@ -278,8 +278,14 @@ impl<S: Store, B: Source> Lane<S, B> {
         if !outlives || job.is_replay() {
             return self.queue.hold(job, Instant::now() + wait);
         }
-        let key = HoldKey::of(&job.item);
-        let followers = self.queue.remove(|other| !other.is_replay() && HoldKey::of(&other.item) == key);
+        let (key, turn) = (HoldKey::of(&job.item), job.turn);
+        let follows =
+            |other: &Job<B::Handle>| !other.is_replay() && other.turn > turn && HoldKey::of(&other.item) == key;
+        // Some of its unit may be on their way back to the queue.
+        let (mut followers, returned): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.returned).into_iter().partition(follows);
+        self.returned = returned;
+        followers.extend(self.queue.remove(follows));
         for mut job in std::iter::once(job).chain(followers) {
             self.uncount(&mut job).await;
             self.shared.release(job, wait);

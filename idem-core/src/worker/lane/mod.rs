@@ -90,8 +90,10 @@ pub(crate) struct Lane<S: Store, B: Source> {
     number: i32,
     commands: mpsc::UnboundedReceiver<Command<B::Handle>>,
     queue: Queue<Job<B::Handle>>,
-    /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
+    /// Messages of the unit at hand that go back to the queue, in the order in which they came, once it is dealt with.
     returned: Vec<Job<B::Handle>>,
+    /// How many messages have come.
+    turns: u64,
     connection: Connection<S::Session>,
     /// Fresh messages that still run alone and counted, after a start or an assignment: a message that killed the last
     /// process may be among them.
@@ -133,6 +135,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             commands,
             queue: Queue::new(),
             returned: Vec::new(),
+            turns: 0,
             connection: Connection::NotYet,
             probation,
             newest,
@@ -286,6 +289,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         match command {
             Command::Jobs(mut jobs) => {
                 self.recognise(&mut jobs);
+                for job in &mut jobs {
+                    self.turns += 1;
+                    job.turn = self.turns;
+                }
                 let newest = jobs.iter().map(|job| job.assignment).max().unwrap_or_default();
                 if newest > self.newest {
                     self.newest = newest;
@@ -311,7 +318,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) fn take_returned(&mut self) {
-        let returned = std::mem::take(&mut self.returned);
+        let mut returned = std::mem::take(&mut self.returned);
+        if !bugs::planted(Bug::ReturnsOvertake) {
+            returned.sort_by_key(|job| job.turn);
+        }
         self.queue.put_back(returned);
     }
 

@@ -10,8 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    DeadLetter, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy, SourceError, Store as _, WaitCause,
-    store::Bookkeeping,
+    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy,
+    SourceError, Store as _, Tenant, WaitCause, store::Bookkeeping,
 };
 use idem_testkit::{
     Fault, Operation,
@@ -86,6 +86,30 @@ async fn b13_a_conflict_can_halt_the_consumer_until_somebody_resumes_it() {
     // A new start is halted too, and says so where it was to end when idle.
     let again = Running::new(fixture.worker().until_idle(std::time::Duration::from_millis(20))).ended().await;
     assert!(matches!(again, Err(idem_core::WorkerError::Halted)), "{again:?}");
+}
+
+/// J79: a conflict cannot be dealt with, because the database is away, and goes back to its lane: what comes behind it in its ordering
+/// key does not go before it.
+#[tokio::test]
+async fn j79_a_conflict_that_goes_back_is_not_overtaken() {
+    let fixture = Fixture::with(QueueOptions::default().order(Order::ByKey));
+    fixture.publish("1", "paid");
+    drain(&fixture, fixture.worker()).await;
+    fixture.publish("first", "block");
+    let books = fixture.store.bookkeeping();
+    let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    let running = Running::new(fixture.worker().control_every(Duration::from_secs(5)));
+    fixture.script.blocked().await;
+    fixture.publish_ordered("customer", "1", "refunded");
+    fixture.publish_ordered("customer", "2", "ok");
+    within("the delivery", fixture.queue.until(|stats| stats.in_flight == 3)).await;
+    fixture.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure));
+    fixture.script.unblock();
+    running.until("the outage", |_| fixture.store.faults_left(Operation::Bookkeeping) == 0).await;
+    assert!(fixture.store.forget(scope, &IdempotencyKey::new("1").unwrap()));
+    within("draining the queue", fixture.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(fixture.script.runs(), ["1", "first", "1", "2"]);
 }
 
 /// A handler that always fails meets the breaker: 10,000 messages make at most about 50 dead letters.

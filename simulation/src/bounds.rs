@@ -34,7 +34,8 @@ fn rebalance(scenario: &Scenario) -> Duration {
 pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
     // Where handlers wait for each other's rows, all of them may have to run in turn, and some twice.
-    let side_by_side = if scenario.contents.iter().all(|content| content.accounts.is_empty()) { 4 } else { 1 };
+    let in_turn_all = scenario.one_writer || scenario.contents.iter().any(|content| !content.accounts.is_empty());
+    let side_by_side = if in_turn_all { 1 } else { 4 };
     // Each process that begins moves partitions.
     let moves = rebalance(scenario) * u32::try_from(scenario.processes).unwrap_or(u32::MAX);
     Duration::from_secs(2)

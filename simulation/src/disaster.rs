@@ -16,7 +16,6 @@ use tokio::time::sleep;
 use crate::{
     journal::Happened,
     life::{answered, control},
-    process::CONSUMER,
     world::World,
 };
 
@@ -183,7 +182,7 @@ pub(crate) async fn forget(world: &World, content: usize) {
 }
 
 async fn scope_of(world: &World, tenant: Option<&str>) -> Option<ScopeId> {
-    let consumer = ConsumerName::new(CONSUMER).ok()?;
+    let consumer = ConsumerName::new(world.consumer()).ok()?;
     let tenant = tenant.map_or(Ok(Tenant::default()), Tenant::new).ok()?;
     let asks = async {
         loop {

@@ -13,7 +13,7 @@ const BROKEN: [(Rule, &str, Theme, u64); 26] = [
     (Rule::DeadWhileRunning, "SetsAsideLaterWithoutClaim", Theme::Small, 2_243_475),
     (Rule::RanTooOften, "CleansLiveRecords", Theme::Small, 140),
     (Rule::RecordWithoutEffect, "LosesEffects", Theme::Small, 1),
-    (Rule::WrongSum, "PutsEffectsOutside", Theme::Small, 6),
+    (Rule::WrongSum, "PutsEffectsOutside", Theme::Small, 13),
     (Rule::OutOfOrder, "AcknowledgesBeforeCommit", Theme::Small, 22),
     (Rule::OtherDerivedKey, "DerivesByPlace", Theme::Small, 6),
     (Rule::RanWhilePaused, "IgnoresPauses", Theme::Small, 108),

@@ -199,8 +199,10 @@ impl Judge<'_> {
             .filter_map(|kept| kept.message.as_ref())
             .map(|message| self.world.content(message))
             .collect();
-        // One that came again to another process before its dead letter was published may have been handled there.
+        // One that came again to another process before its dead letter was published may have been handled there. A process whose
+        // answer to the row was lost does not know it as a dead letter, and may handle it itself.
         let elsewhere = self.world.scenario.processes > 1
+            || self.world.store.faults_met(Operation::Bookkeeping) > 0
             || self.world.deaths.load(Ordering::SeqCst) > 0
             || self.world.scenario.stops();
         let handled = |content: usize| {

@@ -39,6 +39,9 @@ pub(crate) async fn keep(world: Arc<World>, process: usize) {
             ended = work => {
                 // The process is gone, and handlers that still hang with it.
                 life.kill();
+                // It may have been killed at that same moment, and is started again once.
+                let died = world.places[process].died.notified();
+                std::pin::pin!(died).as_mut().enable();
                 note_polls(&world, process, &life);
                 *world.places[process].running.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 let how = match ended {

@@ -74,8 +74,9 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let store = scenario.clock_moves() + scenario.weather.lingers_max * 2;
     let failing =
         scenario.messages.iter().filter(|(_, content)| !scenario.contents[*content].behaviour.is_good()).count();
-    // Those beyond what may be in flight are held after the others.
-    let holds = BREAKER_HOLD * (1 + u32::try_from(failing / scenario.in_flight).unwrap_or(u32::MAX));
+    // Those beyond what may be in flight are held after the others, and those of one partition one behind the other.
+    let at_once = if scenario.breaker && scenario.partitions.is_some() { 1 } else { scenario.in_flight };
+    let holds = BREAKER_HOLD * (1 + u32::try_from(failing / at_once).unwrap_or(u32::MAX));
     // Each death moves partitions, and each killer has its attempts.
     let moves = rebalance(scenario) * (8 + attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX)));
     telling(scenario)

@@ -98,12 +98,22 @@ pub enum Bug {
     IgnoresPauses,
     /// A dead letter whose publication was refused counts as published (J75).
     RefusedIsPublished,
+    /// A panic of a function that finds tenant, key or hash is not caught (D11).
+    CatchesNothing,
+    /// A payload that cannot be hashed counts as an empty one (J86).
+    UnhashedIsEmpty,
+    /// A message whose key cannot be found gets one made up (J86).
+    MakesKeysUp,
+    /// The key of a call to another service is derived from the message's place at the broker, and not from its key.
+    DerivesByPlace,
+    /// A lane waits for a while before it takes fewer messages than make a batch.
+    WaitsForFullBatches,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 51] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -150,6 +160,11 @@ impl Bug {
         Self::FinalInNewUnit,
         Self::IgnoresPauses,
         Self::RefusedIsPublished,
+        Self::CatchesNothing,
+        Self::UnhashedIsEmpty,
+        Self::MakesKeysUp,
+        Self::DerivesByPlace,
+        Self::WaitsForFullBatches,
     ];
 }
 

@@ -496,7 +496,7 @@ impl Message {
     pub fn derived_key(&self, label: &str) -> Uuid {
         let mut parts = vec![b"idem:derived-key:v1".as_slice(), self.tenant().map_or("", Tenant::as_str).as_bytes()];
         parts.push(self.parts.identity.as_ref().map_or("", |identity| identity.derives_as.as_str()).as_bytes());
-        match self.key() {
+        match self.key().filter(|_| !crate::bugs::planted(crate::bugs::Bug::DerivesByPlace)) {
             Some(key) => parts.push(key.as_str().as_bytes()),
             None => parts.extend([b"".as_slice(), self.place().as_bytes()]),
         }

@@ -34,7 +34,8 @@ fn rebalance(scenario: &Scenario) -> Duration {
 pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
     // Where handlers wait for each other's rows, all of them may have to run in turn, and some twice.
-    let side_by_side = if scenario.contents.iter().all(|content| content.accounts.is_empty()) { 4 } else { 1 };
+    let in_turn_all = scenario.one_writer || scenario.contents.iter().any(|content| !content.accounts.is_empty());
+    let side_by_side = if in_turn_all { 1 } else { 4 };
     // Each process that begins moves partitions.
     let moves = rebalance(scenario) * u32::try_from(scenario.processes).unwrap_or(u32::MAX);
     Duration::from_secs(2)
@@ -73,8 +74,9 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let store = scenario.clock_moves() + scenario.weather.lingers_max * 2;
     let failing =
         scenario.messages.iter().filter(|(_, content)| !scenario.contents[*content].behaviour.is_good()).count();
-    // Those beyond what may be in flight are held after the others.
-    let holds = BREAKER_HOLD * (1 + u32::try_from(failing / scenario.in_flight).unwrap_or(u32::MAX));
+    // Those beyond what may be in flight are held after the others, and those of one partition one behind the other.
+    let at_once = if scenario.breaker && scenario.partitions.is_some() { 1 } else { scenario.in_flight };
+    let holds = BREAKER_HOLD * (1 + u32::try_from(failing / at_once).unwrap_or(u32::MAX));
     // Each death moves partitions, and each killer has its attempts.
     let moves = rebalance(scenario) * (8 + attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX)));
     telling(scenario)

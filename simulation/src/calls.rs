@@ -100,7 +100,7 @@ fn once(world: &Arc<World>) -> Result<RunOnce<MemoryStore>, ConfigError> {
         .busy_timeout(scenario.busy_timeout)
         .commit_timeout(scenario.answer_timeout)
         .answer_timeout(scenario.answer_timeout)
-        .lanes(2)
+        .lanes(if scenario.one_writer { 1 } else { 2 })
         .build_once()
 }
 

@@ -17,7 +17,6 @@ use crate::{
     journal::Happened,
     life::{answered, control},
     oracle::CLAIM_WAITS,
-    process::CONSUMER,
     world::World,
 };
 
@@ -182,14 +181,16 @@ pub(crate) async fn forget(world: &World, content: usize) {
 }
 
 async fn scope_of(world: &World, tenant: Option<&str>) -> Option<ScopeId> {
-    let consumer = ConsumerName::new(CONSUMER).ok()?;
     let tenant = tenant.map_or(Ok(Tenant::default()), Tenant::new).ok()?;
     let asks = async {
         loop {
-            match world.store.scope(&consumer, &tenant).await {
-                Ok(scope) => break scope,
-                Err(_) => sleep(Duration::from_millis(100)).await,
+            // It may be renamed meanwhile.
+            if let Ok(consumer) = ConsumerName::new(world.consumer())
+                && let Ok(scope) = world.store.scope(&consumer, &tenant).await
+            {
+                break scope;
             }
+            sleep(Duration::from_millis(100)).await;
         }
     };
     answered(world, "a tenant's row", asks).await

@@ -10,6 +10,7 @@ use idem_testkit::{
 };
 
 use crate::{
+    rare,
     scenario::{Behaviour, Content, Event, Partitions, Protocol, Scenario, Theme},
     telling,
 };
@@ -59,6 +60,7 @@ pub(crate) fn scenario(theme: Theme, seed: u64) -> Scenario {
     telling::draw(&mut scenario, theme, span, seed);
     scenario.messages.sort_by_key(|(at, _)| *at);
     scenario.events.sort_by_key(|(at, _)| *at);
+    rare::draw(&mut scenario, span, seed);
     scenario
 }
 
@@ -74,6 +76,8 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         calm,
         processes: if theme == Theme::Small { rng.usize(1..=2) } else { rng.usize(1..=3) },
         lanes: rng.usize(1..=3),
+        in_batches: false,
+        one_writer: false,
         batch,
         in_flight: batch.max(pick(rng, &[1, 10, 100])),
         order,
@@ -168,7 +172,9 @@ fn contents(scenario: &mut Scenario, theme: Theme, rng: &mut Rng) {
                 tenant: tenant.clone(),
                 payload: format!("p{key}.{payload}"),
                 order: (!one_in(rng, 10)).then(|| format!("o{order}")),
+                unidentified: None,
                 accounts: Vec::new(),
+                writes_twice: false,
                 tells: Vec::new(),
                 behaviour: if misbehaves {
                     behaviour(rng)
@@ -207,7 +213,9 @@ fn messages(scenario: &mut Scenario, theme: Theme, span: u64, rng: &mut Rng) {
             payload: format!("junk {}", if one_in(rng, 8) { 0 } else { number }),
             order: one_in(rng, 2).then(|| format!("o{}", rng.u32(0..4))),
             behaviour: Behaviour::Good(0),
+            unidentified: None,
             accounts: Vec::new(),
+            writes_twice: false,
             tells: Vec::new(),
         });
         let at = if one_in(rng, 4) { millis(rng, 0, span) } else { burst };
@@ -270,7 +278,9 @@ fn pauses(scenario: &mut Scenario, span: u64, seed: u64) {
             payload: format!("paused {number}"),
             order: None,
             behaviour: Behaviour::Good(0),
+            unidentified: None,
             accounts: Vec::new(),
+            writes_twice: false,
             tells: Vec::new(),
         });
         scenario.messages.push((at + obeyed + millis(rng, 100, 4_000), scenario.contents.len() - 1));
@@ -359,7 +369,9 @@ fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
             payload: format!("poison {number}"),
             order: None,
             behaviour,
+            unidentified: None,
             accounts: Vec::new(),
+            writes_twice: false,
             tells: Vec::new(),
         });
         scenario.messages.push((millis(rng, 0, span), scenario.contents.len() - 1));
@@ -391,7 +403,9 @@ fn two_of_one_key(scenario: &mut Scenario, key: &str, behaviour: Behaviour, span
             payload: format!("{key} {number}"),
             order: None,
             behaviour,
+            unidentified: None,
             accounts: Vec::new(),
+            writes_twice: false,
             tells: Vec::new(),
         });
         scenario.messages.push((at + millis(rng, 0, 50), scenario.contents.len() - 1));

@@ -238,6 +238,11 @@ impl Group {
         self.changed.notify_waiters();
     }
 
+    /// Whether this member is in the group.
+    pub(crate) fn has(&self, member: u64) -> bool {
+        self.lock().members.contains_key(&member)
+    }
+
     /// The group's positions.
     pub(crate) fn committed(&self, process: usize, partitions: &[i32]) -> Result<Vec<Option<i64>>, Refused> {
         self.reached_by(process, |state, _| state.of(partitions).map(|of| of.committed).collect())

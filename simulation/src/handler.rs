@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Effects, Event, Handler, HandlerError, Message, PublishError, ResultBody, Tx};
+use idem_core::{
+    BatchAnswer, BatchHandler, Effects, Event, Handler, HandlerError, Message, PublishError, ResultBody, Tx,
+};
 use idem_testkit::MemoryStore;
 
 use crate::{
     receivers::{self, Of},
     scenario::Behaviour,
-    world::{ACCOUNTS, EFFECTS, World},
+    world::{ACCOUNTS, EFFECTS, SECONDS, World},
 };
 
 /// The handler of one process.
@@ -20,6 +22,36 @@ pub(crate) struct SimulatedHandler {
 
 impl Handler<MemoryStore> for SimulatedHandler {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        self.one(message, tx).await
+    }
+}
+
+impl BatchHandler<MemoryStore> for SimulatedHandler {
+    async fn handle_batch(
+        &self,
+        messages: &[&Message],
+        tx: &mut Tx<'_, MemoryStore>,
+    ) -> Result<BatchAnswer, HandlerError> {
+        let mut answers = Vec::with_capacity(messages.len());
+        for message in messages {
+            let done = self.one(message, tx).await;
+            // The transaction is spoilt for all of them.
+            if done.as_ref().is_err_and(is_of_the_store) {
+                return done.map(|()| BatchAnswer::all_handled());
+            }
+            answers.push(done);
+        }
+        Ok(if answers.iter().all(Result::is_ok) { BatchAnswer::all_handled() } else { BatchAnswer::each(answers) })
+    }
+}
+
+/// The store's own failures are not the handler's doing.
+fn is_of_the_store(error: &HandlerError) -> bool {
+    error.downcast_ref::<idem_testkit::MemoryError>().is_some()
+}
+
+impl SimulatedHandler {
+    async fn one(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
         let content = self.world.content(message);
         let (run, before) = self.world.begin(self.process, content);
         let _under_way = UnderWay { world: &self.world, run };
@@ -32,15 +64,12 @@ impl Handler<MemoryStore> for SimulatedHandler {
         };
         let (how, own_failure) = match &done {
             Ok(()) => ("is done", false),
-            // The store's own failures are not the handler's doing.
-            Err(error) => ("fails", error.downcast_ref::<idem_testkit::MemoryError>().is_none()),
+            Err(error) => ("fails", !is_of_the_store(error)),
         };
         self.world.returned(run, how, own_failure);
         done
     }
-}
 
-impl SimulatedHandler {
     async fn run(
         &self,
         content: usize,
@@ -54,7 +83,8 @@ impl SimulatedHandler {
                 if milliseconds > 0 {
                     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
                 }
-                return self.append(content, run, tx).await;
+                self.append(content, run, tx).await?;
+                return self.append_second(content, run, tx).await;
             }
             Behaviour::FailsFor(times) if before < times => return Err(HandlerError::transient("not yet")),
             Behaviour::FailsAlways => return Err(HandlerError::transient("never")),
@@ -62,7 +92,7 @@ impl SimulatedHandler {
             Behaviour::PanicsFor(times) if before < times => {
                 self.world.returned(run, "panics", true);
                 #[allow(clippy::panic, reason = "handlers panic")]
-                std::panic::panic_any(HandlersOwn);
+                std::panic::panic_any(UsersOwn);
             }
             Behaviour::HangsFor(times) if before < times => {
                 self.world.returned(run, "hangs", true);
@@ -71,6 +101,7 @@ impl SimulatedHandler {
             Behaviour::SwallowsFor(times) if before < times => {
                 self.write(content, run, tx).await?;
                 tx.connection().fail_unread();
+                let _ = self.append_second(content, run, tx).await;
                 self.world.returned(run, "has swallowed an error", false);
                 return Ok(());
             }
@@ -83,6 +114,7 @@ impl SimulatedHandler {
                 self.write(content, run, tx).await?;
                 // The result is ignored: idem has to notice.
                 let _ = tx.connection().raw_commit().await;
+                let _ = self.append_second(content, run, tx).await;
                 self.world.returned(run, "has sent a COMMIT", false);
                 return Ok(());
             }
@@ -96,7 +128,8 @@ impl SimulatedHandler {
             | Behaviour::CommitsFor(_)
             | Behaviour::KillsFor(_) => {}
         }
-        self.write(content, run, tx).await
+        self.write(content, run, tx).await?;
+        self.append_second(content, run, tx).await
     }
 
     /// Publishes its events and sets its answer, before anything can go wrong.
@@ -142,6 +175,21 @@ impl SimulatedHandler {
         Ok(tx.connection().append(EFFECTS, &key, run.to_string()).await?)
     }
 
+    /// The other half of its effect, where it has one.
+    async fn append_second(
+        &self,
+        content: usize,
+        run: usize,
+        tx: &mut Tx<'_, MemoryStore>,
+    ) -> Result<(), HandlerError> {
+        let about = &self.world.scenario.contents[content];
+        if about.writes_twice {
+            let key = about.scoped_key().unwrap_or_default();
+            tx.connection().append(SECONDS, &key, run.to_string()).await?;
+        }
+        Ok(())
+    }
+
     async fn die(&self) {
         self.world.kill(self.process, 200);
         std::future::pending::<()>().await;
@@ -160,6 +208,6 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// The payload of a planned panic in a handler; any other panic is a defect.
+/// The payload of a planned panic in the user's code; any other panic is a defect.
 #[derive(Debug)]
-pub(crate) struct HandlersOwn;
+pub(crate) struct UsersOwn;

@@ -60,11 +60,15 @@ pub enum Rule {
     OtherAnswer,
     /// Only the holder of a partition works on it, and commits its position: until it has given it back in good order.
     OtherHolder,
+    /// Of the two rows that a handler writes in one transaction, both are there or none.
+    HalfAnEffect,
+    /// No handler runs for a message whose tenant, key or hash was not found.
+    Unidentified,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::SettledTooEarly,
         Self::Lost,
         Self::SecondEffect,
@@ -89,6 +93,8 @@ impl Rule {
         Self::NeedlessCopy,
         Self::OtherAnswer,
         Self::OtherHolder,
+        Self::HalfAnEffect,
+        Self::Unidentified,
     ];
 }
 

@@ -7,10 +7,11 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `scenario`, `draw` | a life as plain data, and how it is drawn |
+//! | `scenario`, `draw`, `rare` | a life as plain data, and how it is drawn |
 //! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
 //! | `disaster` | disasters of the store as a whole: failovers, restores, another clock, records that are forgotten |
-//! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
+//! | `handler`, `identify` | the user's code: its handler, and the functions that find tenant, key and hash |
+//! | `source` | the connection to the broker, which checks what is settled at that moment |
 //! | `group`, `member` | several partitions: the group that shares them, and a process as its member, with the state of `idem-kafka` |
 //! | `telling` | the outputs: events and the answers of calls, as plain data |
 //! | `receivers`, `calls` | where events go, and who asks for something to be done once |
@@ -26,12 +27,14 @@ mod disaster;
 mod draw;
 mod group;
 mod handler;
+mod identify;
 mod journal;
 mod life;
 mod lives;
 mod member;
 mod oracle;
 mod process;
+mod rare;
 mod receivers;
 mod scenario;
 mod shrink;
@@ -52,7 +55,7 @@ pub use self::{
     journal::{Breach, Mixer, Rule},
     life::{Report, Way, live},
     lives::{Broken, Lives, Sum, Until},
-    scenario::{Behaviour, Content, Event, Partitions, Protocol, Scenario, Theme},
+    scenario::{Behaviour, Content, Event, Finds, Partitions, Protocol, Scenario, Theme, Unidentified},
     shrink::shrink,
     telling::{Operation, Receiver, Telling, Told},
 };
@@ -61,7 +64,7 @@ pub use self::{
 pub fn silence_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if !panic.payload().is::<handler::HandlersOwn>() {
+        if !panic.payload().is::<handler::UsersOwn>() {
             life::panicked(panic);
             print(panic);
         }

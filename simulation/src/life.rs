@@ -22,7 +22,7 @@ use crate::{
     oracle, process,
     scenario::{Event, Scenario},
     teeth::Slip,
-    world::World,
+    world::{Place, World},
 };
 
 /// How a life is run, beside its scenario.
@@ -242,6 +242,7 @@ async fn do_event(world: &Arc<World>, event: Event) {
         Event::FailOver => disaster::fail_over(world).await,
         Event::Restore => disaster::restore(world).await,
         Event::Forget(content) => disaster::forget(world, content).await,
+        Event::Rename => drop(tokio::spawn(rename(Arc::clone(world)))),
         Event::ClockJumps(by) => disaster::clock_jumps(world, by),
     }
 }
@@ -253,9 +254,35 @@ fn stop(world: &World, process: usize) {
     }
 }
 
+/// As the guide says: every worker is stopped, the consumer gets another name, and they start with that.
+async fn rename(world: Arc<World>) {
+    if world.is_renamed.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let within = Instant::now() + world.scenario.drain * 2 + bounds::pause(&world.scenario) + Duration::from_secs(60);
+    let runs = |place: &Place| place.running.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    while let Some(process) = world.places.iter().position(runs) {
+        if Instant::now() > within {
+            world.kill(process, 0);
+        }
+        stop(&world, process);
+        sleep(Duration::from_millis(50)).await;
+    }
+    let from = ConsumerName::new(world.consumer());
+    world.renamed.fetch_add(1, Ordering::SeqCst);
+    if let (Ok(from), Ok(to)) = (from, ConsumerName::new(world.consumer()))
+        && !world.store.rename(&from, &to)
+    {
+        // No worker has registered it yet, or the store has no operator who can.
+        world.journal.note(&Happened::Noted(format!("there is no {from} to rename")));
+    }
+    world.journal.note(&Happened::Noted(format!("the consumer is {} now", world.consumer())));
+    world.is_renamed.store(false, Ordering::SeqCst);
+}
+
 /// The scope that operators speak of.
 async fn scope(world: &World) -> Option<ScopeId> {
-    let name = ConsumerName::new(process::CONSUMER).ok()?;
+    let name = ConsumerName::new(world.consumer()).ok()?;
     world.store.scope(&name, &Tenant::default()).await.ok()
 }
 

@@ -277,7 +277,9 @@ impl Turns {
             }
             let has_all =
                 self.slip == Some(Slip::GivesBackUncommitted) || self.commit_and_wait(&drain.partitions).await;
-            if in_time && has_all && drain.is_answered {
+            // One that the group went on without cannot commit; it has nothing more to commit where its worker has closed, too.
+            let is_in = self.member.is_some_and(|member| self.group.has(member));
+            if in_time && has_all && is_in && drain.is_answered {
                 self.check_committed(&drain.partitions);
             }
             self.give_back(drain.partitions);

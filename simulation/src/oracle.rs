@@ -16,7 +16,7 @@ use crate::{
     journal::Rule,
     receivers,
     scenario::{Behaviour, Content},
-    world::{ACCOUNTS, Known, Publication, Run, World},
+    world::{ACCOUNTS, Known, Publication, Run, SECONDS, World},
 };
 
 /// A record may be so much older than its handler's run: its claim may have waited, and the attempt is counted behind it.
@@ -47,6 +47,7 @@ pub(crate) fn judge(world: &World) {
     judge.effects_happen_once();
     judge.records_and_effects_agree();
     judge.sums_are_right();
+    judge.effects_are_whole();
     judge.dead_letters_are_earned();
     judge.order_is_kept();
     judge.answers_are_kept();
@@ -142,6 +143,18 @@ impl Judge<'_> {
         }
     }
 
+    /// A run that writes two rows has written both, or neither.
+    fn effects_are_whole(&self) {
+        let is_twofold = |run: usize| {
+            self.world.scenario.contents.get(self.content_of(run)).is_some_and(|content| content.writes_twice)
+        };
+        let first: BTreeSet<_> = self.effects.iter().filter(|(_, run)| is_twofold(*run)).cloned().collect();
+        let second: BTreeSet<_> = self.world.runs_of(SECONDS).into_iter().collect();
+        for (key, run) in first.symmetric_difference(&second) {
+            self.breach(Rule::HalfAnEffect, format!("run {run} has written one of its two rows of {key}"));
+        }
+    }
+
     /// Whether this dead letter is of this message.
     fn is_of(kept: &KeptDeadLetter, publication: &Publication) -> bool {
         kept.message.as_ref().is_some_and(|message| {
@@ -215,7 +228,8 @@ impl Judge<'_> {
             // The effect that earned it may be undone.
             let earned = self.known.disasters.is_undone(content)
                 || match kept.row.reason {
-                    Reason::MissingKey | Reason::Malformed => about.key.is_none(),
+                    Reason::MissingKey => about.key.is_none(),
+                    Reason::Malformed => about.unidentified.is_some(),
                     Reason::Conflict => {
                         let other = |run: usize| self.payload(self.content_of(run)) != Some(about.payload.as_str());
                         let key = about.scoped_key();
@@ -363,7 +377,8 @@ impl Judge<'_> {
             return;
         }
         let within = bounds::good_message(scenario);
-        for publication in &self.known.publications {
+        let is_good = |content: usize| scenario.contents[content].unidentified.is_none();
+        for publication in self.known.publications.iter().filter(|publication| is_good(publication.content)) {
             let first = self.known.runs.iter().find(|run| run.content == publication.content);
             let Some(first) = first else { continue };
             let repeated = self.known.publications.iter().find(|other| other.content == publication.content);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupSettings, ConfigError, DedupConsumer, Retention, Tenant, Worker, WorkerError,
+    CancellationToken, CleanupSettings, ConfigError, DedupConsumer, HashRules, Retention, Tenant, Worker, WorkerError,
     failpoint::Life,
     key::{Header, KEY_FIELD},
     outbox::RESULT_BYTES_MAX,
@@ -16,18 +16,20 @@ use idem_testkit::MemoryStore;
 use crate::{
     calls,
     handler::SimulatedHandler,
+    identify::Identifies,
     journal::{Happened, Rule},
     receivers,
     source::CheckedSource,
     world::{Running, TENANT, World},
 };
 
-/// The name of the consumer.
-pub(crate) const CONSUMER: &str = "ledger";
-
 /// Runs a process until the life closes.
 pub(crate) async fn keep(world: Arc<World>, process: usize) {
     while !world.closing.load(Ordering::SeqCst) {
+        if world.is_renamed.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        }
         let (life, stop) = (begin_life(&world, process), CancellationToken::new());
         let running = Running { life: life.clone(), stop: stop.clone() };
         *world.places[process].running.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
@@ -37,6 +39,9 @@ pub(crate) async fn keep(world: Arc<World>, process: usize) {
             ended = work => {
                 // The process is gone, and handlers that still hang with it.
                 life.kill();
+                // It may have been killed at that same moment, and is started again once.
+                let died = world.places[process].died.notified();
+                std::pin::pin!(died).as_mut().enable();
                 note_polls(&world, process, &life);
                 *world.places[process].running.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 let how = match ended {
@@ -112,8 +117,8 @@ async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Resu
 fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, CheckedSource>, ConfigError> {
     let scenario = &world.scenario;
     let handler = SimulatedHandler { world: Arc::clone(world), process };
-    let mut consumer = DedupConsumer::builder_shared(Arc::clone(&world.store), CONSUMER)
-        .handler(handler)
+    let mut consumer = DedupConsumer::builder_shared(Arc::clone(&world.store), world.consumer());
+    consumer = if scenario.in_batches { consumer.batch_handler(handler) } else { consumer.handler(handler) }
         .effects(scenario.effects)
         .handler_deadline(scenario.deadline)
         .key_source(Header::new(KEY_FIELD))
@@ -122,8 +127,15 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
         .commit_timeout(scenario.answer_timeout)
         .answer_timeout(scenario.answer_timeout)
         .lanes(scenario.lanes);
+    let identifies = Identifies::are_needed(scenario).then(|| Identifies(Arc::clone(world)));
+    if let Some(identifies) = &identifies {
+        consumer = consumer.key_source(identifies.clone()).hash_rules(HashRules::new(identifies.clone()));
+    }
     if scenario.tenants {
-        consumer = consumer.tenant_of(|message| Tenant::new(message.headers().text(TENANT)?).ok());
+        consumer = match identifies {
+            Some(identifies) => consumer.tenant_of(move |message| identifies.tenant(message)),
+            None => consumer.tenant_of(|message| Tenant::new(message.headers().text(TENANT)?).ok()),
+        };
     }
     if let Some(telling) = &scenario.telling {
         let receivers = (0..telling.receivers.len()).map(receivers::name);

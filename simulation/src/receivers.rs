@@ -17,7 +17,7 @@ use idem_testkit::{Operation, memory::Rate};
 
 use crate::{
     calls::CALLS,
-    handler::HandlersOwn,
+    handler::UsersOwn,
     journal::{Happened, Rule},
     telling::{Receiver, Told},
     world::World,
@@ -194,7 +194,7 @@ impl Client {
             }
             Some(Trouble::Hangs) => std::future::pending().await,
             #[allow(clippy::panic, reason = "publishers are the application's code")]
-            Some(Trouble::Panics) => std::panic::panic_any(HandlersOwn),
+            Some(Trouble::Panics) => std::panic::panic_any(UsersOwn),
         }
     }
 

@@ -81,6 +81,28 @@ impl Behaviour {
     }
 }
 
+/// A function of the user's that finds a message's tenant, key or hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finds {
+    /// The tenant.
+    Tenant,
+    /// The key.
+    Key,
+    /// The hash of the payload.
+    Hash,
+}
+
+/// How such a function fails for a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unidentified {
+    /// Which.
+    pub function: Finds,
+    /// Whether it panics, where it answers with an error otherwise.
+    pub panics: bool,
+    /// It fails in so many calls; `None` for all of them.
+    pub calls: Option<u32>,
+}
+
 /// The content that several messages may share: one message to the engine, if key and payload are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
@@ -94,8 +116,12 @@ pub struct Content {
     pub order: Option<String>,
     /// Its handler's behaviour.
     pub behaviour: Behaviour,
+    /// The function that cannot identify it, if any.
+    pub unidentified: Option<Unidentified>,
     /// The rows to which its handler adds 1 each, in this order, so that handlers wait for each other.
     pub accounts: Vec<u8>,
+    /// Whether its handler writes a second row, in another table, with its effect.
+    pub writes_twice: bool,
     /// The events that it publishes.
     pub tells: Vec<Told>,
 }
@@ -152,6 +178,8 @@ pub enum Event {
     Restore,
     /// An operator has the record of this content's key forgotten.
     Forget(usize),
+    /// An operator stops the workers, gives the consumer another name, and starts them with that.
+    Rename,
     /// The store's clock jumps so many milliseconds forward, or back.
     ClockJumps(i64),
 }
@@ -191,6 +219,10 @@ pub struct Scenario {
     pub processes: usize,
     /// The lanes of each.
     pub lanes: usize,
+    /// Whether one call of the handler is for all fresh messages of a unit.
+    pub in_batches: bool,
+    /// Whether one unit writes at a time, as in a database inside the process.
+    pub one_writer: bool,
     /// The messages of a unit.
     pub batch: usize,
     /// The messages in flight in a process.
@@ -276,7 +308,7 @@ impl Scenario {
     /// Whether any process is stopped in good order.
     #[must_use]
     pub fn stops(&self) -> bool {
-        self.events.iter().any(|(_, event)| matches!(event, Event::Stop { .. }))
+        self.events.iter().any(|(_, event)| matches!(event, Event::Stop { .. } | Event::Rename))
     }
 
     /// How far the store's clock is moved, in all.

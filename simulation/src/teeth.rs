@@ -130,6 +130,19 @@ fn in_the_store() -> Vec<Planted> {
         planted(Defect::ResultsByKeyAlone, Theme::Small, "tenants with one key have each other's answers (V5)"),
         planted(Defect::SavepointKeepsEffects, Theme::Small, "a refusal leaves the effects that it takes back"),
         planted(Defect::SavepointLosesClaims, Theme::Small, "a refusal lets its key go before it is committed (V11)"),
+        planted(Defect::KeepsOneRowAKey, Theme::Small, "a commit keeps one of the rows of one key (J87)"),
+        planted(
+            Defect::RenamesWithoutRecords,
+            Theme::Small,
+            "a consumer that is renamed begins without a record under its new name (J88)",
+        ),
+        planted(
+            Defect::RenamesDerivedIds,
+            Theme::Small,
+            "a consumer that is renamed derives other ids for its events and calls (O37)",
+        ),
+        planted(Defect::FoldsKeys, Theme::Small, "keys that differ in case or in spaces at the end are one (J89)"),
+        planted(Defect::CutsKeysAt64Bytes, Theme::Small, "keys are cut (J89)"),
         planted(Defect::ForgetsHashes, Theme::Small, "a record has whatever hash it is compared with"),
     ]
 }
@@ -273,6 +286,19 @@ fn all() -> Vec<Planted> {
             Theme::Small,
             "a dead letter whose publication was refused counts as published (J75)",
         ),
+        planted(
+            Bug::CatchesNothing,
+            Theme::Small,
+            "a function that finds tenant, key or hash ends its worker by a panic (D11)",
+        ),
+        planted(Bug::UnhashedIsEmpty, Theme::Small, "a payload that cannot be hashed counts as an empty one (J86)"),
+        planted(Bug::MakesKeysUp, Theme::Small, "a message whose key cannot be found gets one made up (J86)"),
+        planted(
+            Bug::DerivesByPlace,
+            Theme::Small,
+            "the key of a call is derived from the message's place at the broker (A22)",
+        ),
+        planted(Bug::WaitsForFullBatches, Theme::Calm, "a lane waits before it takes less than a batch"),
     ];
     all.extend(in_the_store());
     all

@@ -34,8 +34,12 @@ const QUEUE: &str = "orders";
 const DEAD_LETTERS: &str = "orders.dead";
 /// The table of effects: the row's key is the content's, its value the number of the run.
 pub(crate) const EFFECTS: &str = "effects";
+/// The table of second rows, which are there where those of effects are.
+pub(crate) const SECONDS: &str = "seconds";
 /// The table of what handlers add up.
 pub(crate) const ACCOUNTS: &str = "accounts";
+/// The names of the consumer, which it has in turn where it is renamed.
+const NAMES: [&str; 3] = ["ledger", "purchases", "payments"];
 /// The header with the tenant.
 pub(crate) const TENANT: &str = "tenant";
 
@@ -68,6 +72,8 @@ pub(crate) struct Run {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
     pub(crate) deliveries: u32,
+    /// How often a function was asked that cannot identify it.
+    pub(crate) asked: u32,
     pub(crate) runs: u32,
     /// Runs whose failure was the handler's own doing.
     pub(crate) failures: u32,
@@ -138,6 +144,9 @@ pub(crate) struct World {
     pub(crate) cut: Notify,
     pub(crate) is_cut: AtomicBool,
     pub(crate) halts: AtomicUsize,
+    /// How often the consumer was given another name, and whether an operator is about to.
+    pub(crate) renamed: AtomicUsize,
+    pub(crate) is_renamed: AtomicBool,
     /// The checkpoint that the store goes back to.
     pub(crate) checkpoint: Mutex<Option<Checkpoint>>,
     /// How many polls the first process had when it first ended.
@@ -152,7 +161,11 @@ impl World {
         places.iter().for_each(|place| place.dies_at.store(u64::MAX, Ordering::SeqCst));
         Self {
             journal: Journal::new(way.trace),
-            store: Arc::new(way.defect.map_or_else(MemoryStore::new, MemoryStore::with_defect)),
+            store: Arc::new(match way.defect {
+                Some(defect) => MemoryStore::with_defect(defect),
+                None if scenario.one_writer => MemoryStore::embedded(),
+                None => MemoryStore::new(),
+            }),
             queues: Mutex::new(topic(&scenario, 0)),
             generation: AtomicUsize::new(0),
             group: scenario.partitions.map(|partitions| Arc::new(Group::new(partitions))),
@@ -167,6 +180,8 @@ impl World {
             cut: Notify::new(),
             is_cut: AtomicBool::new(false),
             halts: AtomicUsize::new(0),
+            renamed: AtomicUsize::new(0),
+            is_renamed: AtomicBool::new(false),
             checkpoint: Mutex::new(None),
             first_polls: AtomicU64::new(0),
             scenario,
@@ -303,6 +318,13 @@ impl World {
         contents.iter().position(same).unwrap_or(content)
     }
 
+    /// A function is asked that cannot identify this content. Answers how often that was, with this time.
+    pub(crate) fn asked_about(&self, content: usize) -> u32 {
+        let asked = &mut self.known().contents[content].asked;
+        *asked += 1;
+        *asked
+    }
+
     /// A handler begins. Answers the number of the run, and how often this content ran before.
     pub(crate) fn begin(&self, process: usize, content: usize) -> (usize, u32) {
         let now = self.journal.now();
@@ -322,6 +344,11 @@ impl World {
 
     fn check_begin(&self, content: usize, seen: Seen, paused: Option<Duration>, now: Duration, anew: u32) {
         let scenario = &self.scenario;
+        let about = &scenario.contents[content];
+        let fails = about.unidentified.is_some_and(|of| of.calls.is_none_or(|calls| seen.asked <= calls));
+        if fails || about.key.is_none() {
+            self.journal.breach(Rule::Unidentified, format!("c{content} ({about:?}) runs"));
+        }
         let attempts = scenario.retry.attempts;
         // Each delivery may run once in a batch, which charges no attempt, before its attempts are counted.
         let batches = u64::from(seen.deliveries.max(1) + anew) * u64::from(attempts + 1);
@@ -462,6 +489,11 @@ impl World {
         }
     }
 
+    /// The consumer's name, as it is now.
+    pub(crate) fn consumer(&self) -> &'static str {
+        NAMES[self.renamed.load(Ordering::SeqCst) % NAMES.len()]
+    }
+
     pub(crate) fn behaviour(&self, content: usize) -> Behaviour {
         self.scenario.contents[content].behaviour
     }
@@ -481,8 +513,13 @@ impl World {
 
     /// Whether a row of effects says that this content was handled. The rows are those of all runs that committed.
     pub(crate) fn effects(&self) -> Vec<(String, usize)> {
+        self.runs_of(EFFECTS)
+    }
+
+    /// Key and run of each row.
+    pub(crate) fn runs_of(&self, table: &str) -> Vec<(String, usize)> {
         let run = |value: &Bytes| std::str::from_utf8(value).ok()?.parse().ok();
-        self.store.rows(EFFECTS).into_iter().map(|(key, value)| (key, run(&value).unwrap_or(usize::MAX))).collect()
+        self.store.rows(table).into_iter().map(|(key, value)| (key, run(&value).unwrap_or(usize::MAX))).collect()
     }
 }
 

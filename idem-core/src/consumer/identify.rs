@@ -2,6 +2,7 @@
 
 use super::{Inner, Tenants};
 use crate::{
+    bugs::{self, Bug},
     caught::caught,
     config::ConsumerSettings,
     dead_letter::Reason,
@@ -74,6 +75,10 @@ impl<S: Store> Inner<S> {
         }
         let key = match key.map_or_else(|| self.key(&message), Ok) {
             Ok(key) => key,
+            Err(failure) if bugs::planted(Bug::MakesKeysUp) => {
+                let made_up = IdempotencyKey::new(message.place());
+                made_up.map_err(|_| Rejected { message: message.clone(), key: None, failure })?
+            }
             Err(failure) => return Err(Rejected { message, key: None, failure }),
         };
         let hash = match self.hash(&message) {
@@ -118,6 +123,7 @@ impl<S: Store> Inner<S> {
     fn hash(&self, message: &Message) -> Result<PayloadHash, String> {
         let rule = &self.hashes.current;
         match caught(|| rule.hash(message)) {
+            Some(Err(_)) | None if bugs::planted(Bug::UnhashedIsEmpty) => Ok(PayloadHash::NONE),
             Some(hash) => hash.map_err(|error| error.to_string()),
             None => Err(format!("the hash rule {} panicked", rule.rule())),
         }

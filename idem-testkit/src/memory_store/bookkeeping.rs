@@ -32,6 +32,8 @@ use super::{
 pub(super) struct Books {
     pub(super) scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
     bindings: BTreeMap<ConsumerName, Binding>,
+    /// The first names of the consumers that were renamed.
+    first_names: BTreeMap<ConsumerName, ConsumerName>,
     rules: BTreeMap<String, HashRuleId>,
     runs: i32,
     /// A count belongs to a key and a payload.
@@ -86,6 +88,36 @@ impl Books {
         let free = numbers.find(|number| !self.rules.iter().any(|(other, used)| other != rule && used == number));
         let next = HashRuleId(self.rules.len() as i32 + 1);
         *self.rules.entry(rule.to_owned()).or_insert(free.unwrap_or(next))
+    }
+
+    /// Gives a consumer another name, as the tool does it: the ids that it derives stay those of its first name.
+    pub(super) fn rename(&mut self, from: &ConsumerName, to: &ConsumerName, defect: Option<Defect>) -> bool {
+        if self.bindings.contains_key(to) || defect == Some(Defect::RenamesWithoutRecords) {
+            return false;
+        }
+        let Some(binding) = self.bindings.remove(from) else { return false };
+        self.bindings.insert(to.clone(), binding);
+        let first_name = self.first_names.remove(from).unwrap_or_else(|| from.clone());
+        if first_name != *to && defect != Some(Defect::RenamesDerivedIds) {
+            self.first_names.insert(to.clone(), first_name);
+        }
+        let scopes = std::mem::take(&mut self.scopes).into_iter();
+        let own = |name: ConsumerName| if name == *from { to.clone() } else { name };
+        self.scopes = scopes.map(|((name, tenant), scope)| ((own(name), tenant), scope)).collect();
+        self.dead_letters.iter_mut().filter(|row| row.consumer == *from).for_each(|row| row.consumer = to.clone());
+        true
+    }
+
+    /// A new consumer under the first name of another one would give the same ids to its events (O37).
+    fn check_first_name(&self, name: &ConsumerName) -> Result<(), StoreError> {
+        let mut renamed = self.first_names.iter().filter(|(now, first)| *first == name && *now != name);
+        match renamed.next().filter(|_| !self.bindings.contains_key(name)) {
+            None => Ok(()),
+            Some((now, _)) => Err(StoreError::Refused {
+                problem: format!("{name} was the first name of consumer {now}"),
+                cure: "Give this one another name".to_owned(),
+            }),
+        }
     }
 
     /// Ends the count of a payload's attempts, and of no other's.
@@ -148,6 +180,7 @@ impl Bookkeeping for MemoryStore {
         let register = |state: &mut State| {
             let now = state.now();
             let books = &mut state.books;
+            books.check_first_name(&registration.consumer)?;
             match books.bindings.entry(registration.consumer.clone()) {
                 Entry::Occupied(mut binding) if !lenient => {
                     let met = binding.get().meet(registration)?;
@@ -163,7 +196,8 @@ impl Bookkeeping for MemoryStore {
             let rules = &registration.hash_rules;
             let hash_rules = rules.iter().map(|rule| if shares { HashRuleId(1) } else { books.rule(rule) }).collect();
             let warnings = vec!["MemoryStore is for tests: a restart forgets every key".to_owned()];
-            Ok(Registered::new(scope, hash_rules, RunId(books.runs), now).warnings(warnings))
+            let derives_as = books.first_names.get(&registration.consumer).cloned();
+            Ok(Registered::new(scope, hash_rules, RunId(books.runs), now).warnings(warnings).derives_as(derives_as))
         };
         self.book("registering the consumer", register).await?
     }

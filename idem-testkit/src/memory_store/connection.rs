@@ -141,6 +141,7 @@ impl MemoryConnection<'_> {
     pub async fn put(&mut self, table: &str, key: &str, value: impl Into<Bytes>) -> Result<(), MemoryError> {
         self.statement().await?;
         self.write(Write::Put { table: table.to_owned(), key: key.to_owned(), value: value.into() });
+        self.shared.answered().await;
         Ok(())
     }
 
@@ -151,6 +152,7 @@ impl MemoryConnection<'_> {
     pub async fn append(&mut self, table: &str, key: &str, value: impl Into<Bytes>) -> Result<(), MemoryError> {
         self.statement().await?;
         self.write(Write::Append { table: table.to_owned(), key: key.to_owned(), value: value.into() });
+        self.shared.answered().await;
         Ok(())
     }
 

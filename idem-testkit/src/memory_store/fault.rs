@@ -115,6 +115,12 @@ pub enum Defect {
     NumbersInOrder,
     /// What became of an event is noted of whichever has its number, also where a server that has lost it gave another one the same (O41).
     SettlesByNumberAlone,
+    /// A commit keeps one of the rows that were written under one key.
+    KeepsOneRowAKey,
+    /// A consumer's new name is one of a new consumer, without the records of the old one.
+    RenamesWithoutRecords,
+    /// A consumer that is renamed loses the name from which its ids are derived (O37).
+    RenamesDerivedIds,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).
@@ -208,6 +214,15 @@ impl Shared {
         let delay = self.faults().sky.as_mut().map(Sky::delay).unwrap_or_default();
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
+        }
+        self.answered().await;
+    }
+
+    /// Lets other tasks run before the answer of what was done, where the weather is so.
+    pub(super) async fn answered(&self) {
+        let yields = self.faults().sky.as_ref().is_some_and(Sky::yields);
+        if yields {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
-    IdempotencyKey, Recorded,
+    ConsumerName, IdempotencyKey, Recorded,
     store::{ScopeId, StoreIdentity},
 };
 
@@ -58,6 +58,12 @@ impl MemoryStore {
     /// Moves this store's clock back, as a server's clock that is set right does.
     pub fn set_back(&self, by: Duration) {
         self.shared.state().set_back += by;
+    }
+
+    /// Gives a consumer another name, as `idem consumers rename` does it; its workers must not run meanwhile. Answers whether it was
+    /// done: there is a consumer `from`, and none `to`.
+    pub fn rename(&self, from: &ConsumerName, to: &ConsumerName) -> bool {
+        self.shared.state().books.rename(from, to, self.shared.defect)
     }
 
     /// Forgets the record of a key, as an operator does so that its message takes effect again, and empties every cache

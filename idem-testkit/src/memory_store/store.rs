@@ -46,7 +46,11 @@ impl Store for MemoryStore {
 
     async fn open(&self) -> Result<MemorySession, StoreError> {
         match self.shared.meet(Operation::Open).await {
-            Ok(Met::Nothing) => Ok(MemorySession { lost: false, era: self.shared.state().era }),
+            Ok(Met::Nothing) => {
+                let session = MemorySession { lost: false, era: self.shared.state().era };
+                self.shared.answered().await;
+                Ok(session)
+            }
             Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
             Err(error) => Err(store_error("connecting", error)),
         }
@@ -84,7 +88,10 @@ impl Store for MemoryStore {
             lost: false,
             era: session.era,
         };
-        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false })
+        let unit =
+            MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false };
+        self.shared.answered().await;
+        Ok(unit)
     }
 
     async fn look_up<'l>(
@@ -96,20 +103,24 @@ impl Store for MemoryStore {
         let doing = "looking keys up";
         tokio::task::yield_now().await;
         self.meet_on(session, Operation::Read, doing).await?;
-        let (state, defect) = (self.shared.state(), self.shared.defect);
-        if state.hides_records {
-            return Err(store_error(doing, MemoryError::NoTable));
-        }
-        let look = |claim: &Claim| {
-            let key = record_key(claim, defect);
-            let held = || {
-                let (_, recorded) = state.held.get(&key).filter(|_| defect == Some(Defect::FindsUncommitted))?;
-                Some(recorded.clone())
+        let defect = self.shared.defect;
+        let mut all: Vec<_> = {
+            let state = self.shared.state();
+            if state.hides_records {
+                return Err(store_error(doing, MemoryError::NoTable));
+            }
+            let look = |claim: &Claim| {
+                let key = record_key(claim, defect);
+                let held = || {
+                    let (_, recorded) = state.held.get(&key).filter(|_| defect == Some(Defect::FindsUncommitted))?;
+                    Some(recorded.clone())
+                };
+                let recorded = found(&state, &key, claim, defect).or_else(held)?;
+                Some(Found::new(recorded, result_of(&state, claim, defect)))
             };
-            let recorded = found(&state, &key, claim, defect).or_else(held)?;
-            Some(Found::new(recorded, result_of(&state, claim, defect)))
+            claims.iter().map(look).collect()
         };
-        let mut all: Vec<_> = claims.iter().map(look).collect();
+        self.shared.answered().await;
         if defect == Some(Defect::AnswersClaimsInReverse) {
             all.reverse();
         }

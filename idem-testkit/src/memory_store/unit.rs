@@ -1,6 +1,6 @@
 //! Sessions and units of work.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx,
@@ -14,7 +14,7 @@ use super::{
     connection::{Pending, Status},
     fault::{Met, store_error},
     outbox::{ResultRow, event_key},
-    state::{RecordKey, State, UnitId, record, record_key},
+    state::{RecordKey, State, UnitId, Write, record, record_key},
 };
 
 /// How long an append waits for a unit that has written the same event, which only keys of the user's own can have.
@@ -164,6 +164,13 @@ impl MemoryUnit<'_> {
                 state.records.insert(key, recorded);
             }
         }
+        if self.shared.has(Defect::KeepsOneRowAKey) {
+            let mut kept = BTreeSet::new();
+            self.pending.writes.retain(|write| match write {
+                Write::Append { key, .. } => kept.insert(key.clone()),
+                Write::Put { .. } => true,
+            });
+        }
         if !self.shared.has(Defect::LosesEffects) {
             state.apply(&std::mem::take(&mut self.pending.writes));
         }
@@ -254,6 +261,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         for claim in claims {
             answers.push(self.wait_for(doing, deadline, |unit| unit.look_at(claim)).await?);
         }
+        self.shared.answered().await;
         if answer_lost {
             return Err(self.fail(doing, MemoryError::ConnectionLost).into());
         }
@@ -271,13 +279,16 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
         }
-        let state = self.shared.state();
-        if state.hides_records {
-            drop(state);
+        if self.shared.state().hides_records {
             return Err(self.fail(doing, MemoryError::NoTable));
         }
         let defect = self.shared.defect;
-        Ok(claims.iter().map(|claim| found(&state, &record_key(claim, defect), claim, defect)).collect())
+        let all = {
+            let state = self.shared.state();
+            claims.iter().map(|claim| found(&state, &record_key(claim, defect), claim, defect)).collect()
+        };
+        self.shared.answered().await;
+        Ok(all)
     }
 
     fn tx(&mut self) -> Tx<'_, MemoryStore> {
@@ -329,6 +340,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             self.pending.events.push((number, event_key(&event, self.shared.defect), event));
         }
         self.pending.results.extend(appended.results.iter().cloned());
+        self.shared.answered().await;
         match met {
             Met::Nothing => Ok(()),
             Met::AnswerLost => Err(self.fail(doing, MemoryError::ConnectionLost).into()),
@@ -343,8 +355,12 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
         }
-        let state = self.shared.state();
-        Ok(claims.iter().map(|claim| result_of(&state, claim, self.shared.defect)).collect())
+        let all = {
+            let state = self.shared.state();
+            claims.iter().map(|claim| result_of(&state, claim, self.shared.defect)).collect()
+        };
+        self.shared.answered().await;
+        Ok(all)
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {
@@ -356,6 +372,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Err(error) => return Err(self.fail(doing, error)),
         }
         self.pending.savepoint = Some((self.pending.writes.len(), self.pending.breaks_deferred));
+        self.shared.answered().await;
         Ok(())
     }
 
@@ -402,6 +419,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         self.pending.nested.clear();
         self.pending.breaks_deferred = broke_deferred;
         self.pending.status = Status::Open;
+        self.shared.answered().await;
         Ok(())
     }
 
@@ -438,6 +456,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         match self.shared.meet_in(Operation::Rollback, self.pending.era).await {
             Ok(Met::Nothing) if !self.pending.lost => {
                 self.ended = true;
+                self.shared.answered().await;
                 Ok(())
             }
             Ok(Met::Nothing | Met::AnswerLost) => Err(self.fail("rolling back", MemoryError::ConnectionLost)),

@@ -32,6 +32,8 @@ pub struct Weather {
     pub lingers: Rate,
     /// How late at most.
     pub lingers_max: Duration,
+    /// Whether other tasks run between each operation and its answer, as they do before it.
+    pub yields: bool,
 }
 
 /// The result of a draw: how much longer the operation takes, and the fault that follows.
@@ -72,6 +74,10 @@ impl Sky {
 
     pub(super) fn delay(&mut self) -> Duration {
         self.up_to(self.weather.slow, self.weather.slow_max)
+    }
+
+    pub(super) fn yields(&self) -> bool {
+        self.weather.yields
     }
 
     pub(super) fn lingers(&mut self) -> Duration {

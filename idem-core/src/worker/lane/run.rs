@@ -66,6 +66,9 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) async fn together(&mut self, mut jobs: Vec<Job<B::Handle>>) {
+        if bugs::planted(Bug::WaitsForFullBatches) && jobs.len() < self.batch.max {
+            self.pause(Duration::from_secs(10)).await;
+        }
         let begun = Instant::now();
         if bugs::planted(Bug::AcknowledgesBeforeCommit) {
             jobs.iter_mut().for_each(|job| self.acknowledge_early(job));

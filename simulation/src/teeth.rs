@@ -215,11 +215,6 @@ fn all() -> Vec<Planted> {
             "what was set aside without an answer gets its attempts anew when it comes again (J78)",
         ),
         planted(
-            Bug::ReturnsOvertake,
-            Theme::Small,
-            "a message that was not looked at goes before a conflict that came before it and could not be dealt with (J79)",
-        ),
-        planted(
             Bug::LateDeadLettersWait,
             Theme::Any,
             "what was set aside and came again waits for its turn under an open breaker (J64)",

@@ -319,9 +319,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     pub(super) fn take_returned(&mut self) {
         let mut returned = std::mem::take(&mut self.returned);
-        if !bugs::planted(Bug::ReturnsOvertake) {
-            returned.sort_by_key(|job| job.turn);
-        }
+        returned.sort_by_key(|job| job.turn);
         self.queue.put_back(returned);
     }
 

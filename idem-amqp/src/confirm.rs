@@ -1,9 +1,14 @@
 //! [`Confirmed`]: a message to a queue counts as published once the broker has confirmed it.
 
-use std::{future::ready as ready_now, pin::pin, time::Duration};
+use std::{
+    future::ready as ready_now,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use futures_util::StreamExt;
-use idem_core::{Bytes, SourceError};
+use idem_core::{Bytes, SourceError, outbox::EventError};
 use lapin::{
     BasicProperties, Channel, Confirmation, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
@@ -89,21 +94,38 @@ impl Confirmed {
         Ok(())
     }
 
-    /// Publishes all of these, and then waits for the confirmations: one answer each, in order.
+    /// Publishes all of these, and then waits for the confirmations: one answer each, in order. Where the broker could not be reached at
+    /// all, the answers say that nothing was sent.
     pub(crate) async fn publish_all(
         &self,
         messages: &[(Bytes, BasicProperties)],
         within: Duration,
+    ) -> Vec<Result<(), EventError>> {
+        let (by, begun) = (Instant::now() + within, AtomicBool::new(false));
+        let answers = self.all_answered(messages, by, &begun).await;
+        let failed = |error: SourceError| match error {
+            SourceError::Unavailable { .. } if !begun.load(Ordering::Relaxed) => {
+                EventError::not_sent(error).uncounted()
+            }
+            other => other.into(),
+        };
+        answers.into_iter().map(|answer| answer.map_err(failed)).collect()
+    }
+
+    async fn all_answered(
+        &self,
+        messages: &[(Bytes, BasicProperties)],
+        by: Instant,
+        begun: &AtomicBool,
     ) -> Vec<Result<(), SourceError>> {
         let mut answers: Vec<Option<Result<(), SourceError>>> = messages.iter().map(|_| None).collect();
-        let by = Instant::now() + within;
         let published = timeout_at(by, async {
             let mut place = self.open.lock().await;
             if place.as_ref().is_some_and(Open::is_blocked) {
                 return Err(self.blocked());
             }
             let open = self.connected(place.take()).await?;
-            let all = self.all_confirmed(&open, messages, &mut answers).await;
+            let all = self.all_confirmed(&open, messages, &mut answers, begun).await;
             let is_fine = all.is_ok() && answers.iter().all(|answer| matches!(answer, Some(Ok(()))));
             if is_fine || open.is_blocked() {
                 *place = Some(Open { spoilt: !is_fine, ..open });
@@ -147,6 +169,7 @@ impl Confirmed {
         open: &Open,
         messages: &[(Bytes, BasicProperties)],
         answers: &mut [Option<Result<(), SourceError>>],
+        begun: &AtomicBool,
     ) -> Result<(), SourceError> {
         let queue = &self.settings.queue;
         let refused = |error| match is_too_large(&error) {
@@ -162,6 +185,7 @@ impl Confirmed {
             ready(&open.channel, queue).await.map_err(refused)?;
             let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
             let (mut confirms, mut unsent) = (Vec::with_capacity(messages.len()), None);
+            begun.store(true, Ordering::Relaxed);
             for (payload, properties) in messages {
                 match open.channel.basic_publish("".into(), queue.clone(), mandatory, payload, properties.clone()).await
                 {

@@ -44,7 +44,7 @@ impl EventPublisher for AmqpPublisher {
         if !messages.is_empty() {
             let published = self.events.publish_all(&messages, CONFIRMED_WITHIN).await;
             for (place, answer) in places.into_iter().zip(published) {
-                answers[place] = Some(answer.map_err(EventError::from));
+                answers[place] = Some(answer);
             }
         }
         let unanswered = || Err(EventError::unconfirmed("the broker did not answer for this event").uncounted());

@@ -1,6 +1,9 @@
 //! [`KafkaPublisher`] as the publisher of events to a topic.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    sync::{PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use idem_core::{
@@ -30,6 +33,9 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(7);
 /// takes less than a relay waits.
 const SPLIT_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long the brokers may take to answer before events are handed to the library: with the confirmations less than a relay waits.
+const REACHED_WITHIN: Duration = Duration::from_secs(2);
+
 /// How long the broker may take to answer whether it has the topic.
 const LOOKED_WITHIN: Duration = Duration::from_secs(4);
 
@@ -52,6 +58,16 @@ impl EventPublisher for KafkaPublisher {
                 return events.iter().map(|_| Err(refused())).collect();
             }
         };
+        if let Err(error) = self.reach(&producer).await {
+            let told = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            let not_sent = || match &error {
+                SourceError::Refused { problem, cure } => {
+                    EventError::Refused { problem: problem.clone(), cure: cure.clone() }
+                }
+                _ => EventError::not_sent(told.clone()).uncounted(),
+            };
+            return events.iter().map(|_| Err(not_sent())).collect();
+        }
         let begun = Instant::now();
         let in_parts = || Err(EventError::not_sent("the topic accepts only smaller batches of events").uncounted());
         let mut answers: Vec<_> = events.iter().map(|_| in_parts()).collect();
@@ -86,6 +102,11 @@ impl EventPublisher for KafkaPublisher {
             let second = refused.split_off(refused.len().div_ceil(2));
             groups.extend([second, refused].into_iter().filter(|half| !half.is_empty()));
         }
+        let is_silent =
+            |answer: &Result<(), EventError>| matches!(answer, Err(EventError::Later { may_be_sent: true, .. }));
+        if answers.iter().any(is_silent) {
+            self.is_reached.store(false, Ordering::Relaxed);
+        }
         answers
     }
 
@@ -115,6 +136,22 @@ impl EventPublisher for KafkaPublisher {
 }
 
 impl KafkaPublisher {
+    /// Asks for the topic where no broker has answered last. An event that was handed to the library counts as possibly sent when its
+    /// time is over, so that a broker which is away for longer than receivers remember would fail all that waits (O100).
+    async fn reach(&self, producer: &FutureProducer<Log>) -> Result<(), SourceError> {
+        if self.is_reached.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (producer, topic) = (producer.clone(), self.options.topic.clone());
+        let doing = "looking for the brokers";
+        let asking = move || producer.client().fetch_metadata(Some(&topic), REACHED_WITHIN).map(drop);
+        let asked =
+            tokio::task::spawn_blocking(asking).await.map_err(|error| SourceError::unavailable(doing, error))?;
+        asked.map_err(|error| classify(&self.options, doing, error))?;
+        self.is_reached.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     pub(crate) fn event_producer(&self) -> Result<FutureProducer<Log>, KafkaError> {
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((code, reason)) = kept.as_ref().and_then(|producer| producer.client().fatal_error()) {

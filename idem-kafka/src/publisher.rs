@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
@@ -49,6 +49,8 @@ pub struct KafkaPublisher {
     producer: Mutex<FutureProducer<Log>>,
     /// Made with the first event, unless it was made for a relay.
     pub(crate) events: Mutex<Option<FutureProducer<Log>>>,
+    /// Whether the last events that were handed to the library were answered by a broker.
+    pub(crate) is_reached: AtomicBool,
     pub(crate) cloud_events: CloudEvents,
     pub(crate) options: KafkaOptions,
 }
@@ -64,7 +66,8 @@ impl KafkaPublisher {
         let mut options = options.clone();
         options.topic = topic.to_owned();
         let producer = Mutex::new(producer(&options).map_err(refused_by_library)?);
-        Ok(Self { producer, events: Mutex::new(None), cloud_events: CloudEvents::binary(), options })
+        let (events, is_reached) = (Mutex::new(None), AtomicBool::new(false));
+        Ok(Self { producer, events, is_reached, cloud_events: CloudEvents::binary(), options })
     }
 
     /// Makes the producer of events now rather than with the first one, on which it would be waited for: it connects and gets its

@@ -189,7 +189,10 @@ impl WebhookPublisher {
         match answer {
             Ok(response) => self.answered(event, &endpoint, &response).await,
             // The URL may contain a secret of the endpoint's owner.
-            Err(error) => Err(later(event, not_answered(error.without_url()), None)),
+            Err(error) => {
+                let is_sent = !error.is_connect();
+                Err(later(event, not_answered(error.without_url()), None, is_sent))
+            }
         }
     }
 
@@ -241,7 +244,7 @@ impl WebhookPublisher {
             true => format!("the endpoint answered {status}, and redirects are not followed"),
             false => format!("the endpoint answered {status}"),
         };
-        Err(later(event, text.into(), retry_after(response.headers())))
+        Err(later(event, text.into(), retry_after(response.headers()), true))
     }
 }
 
@@ -318,13 +321,13 @@ fn soon(source: BoxError, in_line: Duration) -> EventError {
 }
 
 /// The try failed. The event is tried again after a pause, up to ten times.
-fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>) -> EventError {
+fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>, may_be_sent: bool) -> EventError {
     let Some(pause) = PAUSES.get(event.attempts as usize) else {
         return waits_for_a_person(&format!("ten tries have failed, the last one with: {source}"));
     };
     let after = wanted.unwrap_or(*pause);
     let after = after + after.mul_f64(fastrand::f64() / 10.0);
-    EventError::Later { source, may_be_sent: true, after: Some(after), counted: true }
+    EventError::Later { source, may_be_sent, after: Some(after), counted: true }
 }
 
 fn not_answered(error: reqwest::Error) -> BoxError {

@@ -83,6 +83,18 @@ fn waits_for_a_person(answer: Result<(), EventError>) -> String {
     }
 }
 
+/// O100: an event whose endpoint could not be connected to was certainly not sent. One with another answer than a good one may have
+/// been taken.
+#[tokio::test]
+async fn o100_a_connection_that_is_refused_sends_nothing() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let answer = post(&own(format!("http://{closed}/")), &event(0)).await;
+    assert!(matches!(answer, Err(EventError::Later { may_be_sent: false, counted: true, .. })), "{answer:?}");
+    let receiver = Receiver::new([Answer::Status(500)]).await;
+    let answer = post(&own(receiver.url("/hooks")), &event(0)).await;
+    assert!(matches!(answer, Err(EventError::Later { may_be_sent: true, counted: true, .. })), "{answer:?}");
+}
+
 /// O19: the reference verifier accepts each request, by each of the secrets, and a receiver knows every try by one id.
 #[tokio::test]
 async fn o19_the_reference_verifier_accepts_each_secret() {

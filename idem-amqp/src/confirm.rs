@@ -103,11 +103,11 @@ impl Confirmed {
     ) -> Vec<Result<(), EventError>> {
         let (by, begun) = (Instant::now() + within, AtomicBool::new(false));
         let answers = self.all_answered(messages, by, &begun).await;
-        let failed = |error: SourceError| match error {
-            SourceError::Unavailable { .. } if !begun.load(Ordering::Relaxed) => {
-                EventError::not_sent(error).uncounted()
+        let failed = |error: SourceError| {
+            if matches!(error, SourceError::Unavailable { .. }) && !begun.load(Ordering::Relaxed) {
+                return EventError::not_sent(error).uncounted();
             }
-            other => other.into(),
+            error.into()
         };
         answers.into_iter().map(|answer| answer.map_err(failed)).collect()
     }

@@ -60,11 +60,11 @@ impl EventPublisher for KafkaPublisher {
         };
         if let Err(error) = self.reach(&producer).await {
             let told = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
-            let not_sent = || match &error {
-                SourceError::Refused { problem, cure } => {
-                    EventError::Refused { problem: problem.clone(), cure: cure.clone() }
+            let not_sent = || {
+                if let SourceError::Refused { problem, cure } = &error {
+                    return EventError::Refused { problem: problem.clone(), cure: cure.clone() };
                 }
-                _ => EventError::not_sent(told.clone()).uncounted(),
+                EventError::not_sent(told.clone()).uncounted()
             };
             return events.iter().map(|_| Err(not_sent())).collect();
         }

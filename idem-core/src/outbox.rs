@@ -24,7 +24,7 @@ pub use self::sealing::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
-    event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
+    event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, ORDERING_KEY_BYTES_MAX, PublishError},
     id::{IdForm, derived_id},
     publisher::{Dispatch, EventError, EventPublisher},
     relay::{

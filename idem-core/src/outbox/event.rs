@@ -19,6 +19,10 @@ pub const DESTINATION_BYTES_MAX: usize = 500;
 /// The largest payload of an event, in bytes, unless its destination has another limit. Kafka and SQS accept it by default.
 pub const EVENT_PAYLOAD_BYTES_MAX: usize = 1_000_000;
 
+/// The longest ordering key of an event, in bytes. Relays find what waits behind a failed event by an index, and PostgreSQL indexes
+/// nothing above 2,704 bytes: the outcome of such an event could not be noted, and its destination would stand still (O82).
+pub const ORDERING_KEY_BYTES_MAX: usize = 1_024;
+
 /// A destination of events: a name, and the form and size of its events. The relay knows the topic, queue or endpoint behind
 /// the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +134,8 @@ impl Event {
         self
     }
 
-    /// Sets the ordering key: events with the same one stay in order at their destination. On Kafka it becomes the record's key.
+    /// Sets the ordering key, of at most 1,024 bytes: events with the same one stay in order at their destination. On Kafka it becomes
+    /// the record's key. A longer one is refused when the event is published.
     pub fn ordering_key(mut self, key: impl Into<Bytes>) -> Self {
         self.ordering_key = Some(key.into());
         self
@@ -278,6 +283,11 @@ impl Event {
         }
         if self.label.starts_with("idem:") {
             return Err(invalid("label", &self.label, "labels that begin with idem: are idem's own"));
+        }
+        if let Some(bytes) = self.ordering_key.as_ref().map(Bytes::len).filter(|bytes| *bytes > ORDERING_KEY_BYTES_MAX)
+        {
+            let size = format!("of {bytes} bytes");
+            return Err(invalid("ordering key", &size, "at most 1,024 bytes: use a digest of a longer one"));
         }
         let rule = "1 to 255 bytes without control characters";
         for (what, text) in [("event type", &self.event_type), ("content type", &self.content_type)] {

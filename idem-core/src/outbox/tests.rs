@@ -141,6 +141,18 @@ fn a_result_is_bounded_and_the_last_one_counts() {
     assert_eq!(Collector::of_one(&rules, &own).set_result(&own, ResultBody::default()), Err(PublishError::NoResults));
 }
 
+/// O82: a longer ordering key could not be noted as failed on every database.
+#[test]
+fn o82_an_ordering_key_is_bounded() {
+    let of = |bytes| vec![Event::to("a").ordering_key(vec![0xff; bytes])];
+    let refused = published(&rules(), &message(Some("order-1")), of(ORDERING_KEY_BYTES_MAX + 1)).expect_err("refused");
+    let told = "ordering key \"of 1025 bytes\" is refused: at most 1,024 bytes: use a digest of a longer one";
+    assert_eq!(refused.to_string(), told);
+    for bytes in [0, ORDERING_KEY_BYTES_MAX] {
+        assert_eq!(published(&rules(), &message(Some("order-1")), of(bytes)).map(|ids| ids.len()), Ok(1));
+    }
+}
+
 /// Every hop passes the first cause on, and another trace does not make a copy a different event.
 #[test]
 fn causes_travel_and_the_trace_is_no_content() {

@@ -372,6 +372,7 @@ macro_rules! store_conformance {
                 o41_an_event_is_settled_by_its_number_and_its_key,
                 what_is_answered_is_bounded,
                 o23_followers_of_one_key_hide_no_other_key,
+                o82_the_longest_ordering_key_fails_and_waits,
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,

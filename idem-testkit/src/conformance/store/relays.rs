@@ -5,8 +5,8 @@ use std::time::Duration;
 use idem_core::{
     ConsumerName, Destination, Event, IdempotencyKey, Store,
     outbox::{
-        Appended, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
+        Appended, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased, ORDERING_KEY_BYTES_MAX,
+        Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
     },
     store::{Registered, UnitOfWork},
 };
@@ -295,6 +295,35 @@ pub async fn o23_followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subje
     }
     assert_eq!(gone, keys[1..]);
     assert!(states(&*outbox).await.is_empty());
+}
+
+/// O82: an event with the longest ordering key that may be published can be noted as failed, and another one stand behind it.
+pub async fn o82_the_longest_ordering_key_fails_and_waits<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    // Bytes that a database cannot compress.
+    let mut state = 1_u64;
+    let longest: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    })
+    .take(ORDERING_KEY_BYTES_MAX)
+    .collect();
+    for body in ["head", "behind"] {
+        let event = Event::to("payments").body(body).ordering_key(longest.clone());
+        unit(&fixture, &registered, body, &appended(&registered, ids[0], body, event)).await.unwrap();
+    }
+    let first = within("reading the outbox", outbox.next(ids[0], 1, 10_000)).await.unwrap();
+    settle(&*outbox, ids[0], &first[0], failed()).await;
+    assert!(within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap().is_empty());
+    let now: Vec<_> = states(&*outbox).await.into_iter().map(|(_, state)| state).collect();
+    assert_eq!(now, [EventState::Failed, EventState::Behind]);
+    within("skipping", outbox.skip(&[first[0].name()])).await.unwrap();
+    let freed = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
+    assert_eq!(bodies(&freed), ["behind"]);
 }
 
 /// One relay at a time has a destination, by the database's clock, until it gives it up or is paused.

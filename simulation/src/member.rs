@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -234,6 +234,9 @@ impl Turns {
     fn lose(&mut self) {
         let held: Vec<i32> = self.next.keys().copied().collect();
         self.note(&format!("finds itself out of the group, with partitions {held:?}"));
+        if !held.is_empty() {
+            self.world.cut_off.fetch_add(1, Ordering::Relaxed);
+        }
         self.let_go.clear();
         self.drain = None;
         self.end(&held);

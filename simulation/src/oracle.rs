@@ -302,7 +302,8 @@ impl Judge<'_> {
         let seen = self.known.contents[content];
         let counts_lost = if seen.deliveries > 1 { met(Operation::Bookkeeping) } else { 0 };
         // An attempt that was counted is not taken back where the process gives up on it, as its drain deadline passes, and
-        // not before another process finds it where all sessions end between the count and the run.
+        // not before another process finds it where all sessions end, or a member loses its partitions, between the count and
+        // the run.
         let cut_off = self.world.cut_off.load(Ordering::SeqCst) + self.known.disasters.ended_sessions();
         failed + in_the_way + counts_lost + deaths + cut_off >= u64::from(self.world.scenario.retry.attempts)
     }

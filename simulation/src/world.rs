@@ -137,7 +137,7 @@ pub(crate) struct World {
     asked: Mutex<Asked>,
     pub(crate) places: Vec<Place>,
     pub(crate) deaths: AtomicU64,
-    /// How often a process gave up on what it had in hand, because its drain deadline had passed.
+    /// How often a process gave up on what it had in hand: its drain deadline had passed, or it was out of its group.
     pub(crate) cut_off: AtomicU64,
     pub(crate) closing: AtomicBool,
     /// Notified when the life must not go on, because a task spins.

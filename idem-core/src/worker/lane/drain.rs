@@ -104,38 +104,44 @@ impl<S: Store, B: Source> Shared<S, B> {
 
 impl<S: Store, B: Source> Lane<S, B> {
     /// The assignments end, and are still held: keeps messages that hold settled ones back, and gives back the rest.
-    pub(super) fn part(&mut self, assignments: Arc<Vec<Assignment>>, done: oneshot::Sender<()>) {
+    pub(super) async fn part(&mut self, assignments: Arc<Vec<Assignment>>, done: oneshot::Sender<()>) {
         let shared = Arc::clone(&self.shared);
         let stays = |job: &Job<B::Handle>| shared.holds_back(job) && !bugs::planted(Bug::RevocationsFinishNothing);
         let goes = |job: &Job<B::Handle>| of(&assignments, job) && !stays(job);
         for job in self.queue.remove(goes) {
+            self.owe(&job);
             self.shared.release(job, Duration::ZERO);
         }
         let until = Instant::now() + self.shared.settings.drain / PART;
         if let Duty::Revoke(earlier) =
             std::mem::replace(&mut self.duty, Duty::Revoke(Revoking { assignments, done, until }))
         {
-            self.end(earlier);
+            self.end(earlier).await;
         }
     }
 
     /// Answers for assignments that end, once nothing of them can be finished now.
-    pub(super) fn end_revocation(&mut self) {
+    pub(super) async fn end_revocation(&mut self) {
         let Duty::Revoke(revoking) = &self.duty else { return };
         let goes_on = Instant::now() < revoking.until && self.shared.gate.pause().is_none();
         if goes_on && self.queue.any_ready(|job| of(&revoking.assignments, job)) {
             return;
         }
         if let Duty::Revoke(revoking) = std::mem::replace(&mut self.duty, Duty::Serve) {
-            self.end(revoking);
+            self.end(revoking).await;
         }
     }
 
     /// Gives back the remaining messages of assignments that end, and answers.
-    pub(super) fn end(&mut self, revoking: Revoking) {
+    pub(super) async fn end(&mut self, revoking: Revoking) {
         let Revoking { assignments, done, .. } = revoking;
         for job in self.queue.remove(|job| of(&assignments, job)) {
+            self.owe(&job);
             self.shared.release(job, Duration::ZERO);
+        }
+        if self.down == 0 {
+            // Before another process is handed these messages.
+            self.take_back_owed().await;
         }
         // Intake may have given up waiting.
         let _ = done.send(());
@@ -161,6 +167,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         for job in back {
             self.hand_back(job).await;
         }
+        self.take_back_owed().await;
         if self.down > 0 {
             shared.gate.lane_up();
         }

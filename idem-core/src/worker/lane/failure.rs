@@ -245,20 +245,26 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn give_back(&mut self) {
         for mut job in self.queue.remove(Job::may_go_back) {
             self.uncount(&mut job).await;
-            if let Attempt::Open(_) = job.attempt {
-                self.owed.extend(job.item.claim.clone());
-            }
+            self.owe(&job);
             self.shared.release(job, Duration::ZERO);
         }
     }
 
-    /// Takes back the attempts of messages that went back while the database was down: an outage charges no message.
+    /// The message goes, and its attempt came to no verdict: it is taken back later, so that another process that is handed the
+    /// message does not find it used up. One that lost connections may have ended the server, and stays charged.
+    pub(super) fn owe(&mut self, job: &Job<B::Handle>) {
+        if matches!(job.attempt, Attempt::Open(_)) && job.lost == 0 {
+            self.owed.extend(job.item.claim.clone());
+        }
+    }
+
+    /// Takes back the attempts of messages that have gone, until the database does not answer: an outage charges no message.
     pub(super) async fn take_back_owed(&mut self) {
-        for claim in std::mem::take(&mut self.owed) {
+        while let Some(claim) = self.owed.pop() {
             let books = self.shared.consumer.store.bookkeeping();
             if let Err(error) = books.uncount_attempt(claim.scope, &claim.key, claim.hash).await {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
-                self.owed.push(claim);
+                return self.owed.push(claim);
             }
         }
     }
@@ -288,6 +294,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         followers.extend(self.queue.remove(follows));
         for mut job in std::iter::once(job).chain(followers) {
             self.uncount(&mut job).await;
+            self.owe(&job);
             self.shared.release(job, wait);
         }
     }

@@ -111,7 +111,7 @@ pub(crate) struct Lane<S: Store, B: Source> {
     giving_back: bool,
     /// Among the new messages is one that was set aside before, which does not wait for a turn.
     came_again: bool,
-    /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
+    /// Attempts that were counted and never came to a verdict, of messages that have gone.
     owed: Vec<Claim>,
     _present: Counted,
     /// `None` once everything that was begun before a stop has ended.
@@ -160,10 +160,10 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.take_returned();
             }
             while let Ok(command) = self.commands.try_recv() {
-                self.accept(command);
+                self.accept(command).await;
             }
             self.take_returned();
-            self.end_revocation();
+            self.end_revocation().await;
             if let Duty::Rest = self.duty {
                 if !self.wait().await {
                     break;
@@ -253,7 +253,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let held_by_breaker = self.queue.any_held(|job| job.is_held_by_breaker());
         tokio::select! {
             command = self.commands.recv() => match command {
-                Some(command) => self.accept(command),
+                Some(command) => self.accept(command).await,
                 None => return false,
             },
             () = self.shared.shutdown.cancelled() => {}
@@ -269,7 +269,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let shared = Arc::clone(&self.shared);
         tokio::select! {
             command = self.commands.recv() => match command {
-                Some(command) => self.accept(command),
+                Some(command) => self.accept(command).await,
                 None => return false,
             },
             () = shared.shutdown.cancelled() => {}
@@ -285,7 +285,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    fn accept(&mut self, command: Command<B::Handle>) {
+    async fn accept(&mut self, command: Command<B::Handle>) {
         match command {
             Command::Jobs(mut jobs) => {
                 self.recognise(&mut jobs);
@@ -302,16 +302,18 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             Command::Rest(resting) => {
                 if let Duty::Revoke(revoking) = std::mem::replace(&mut self.duty, Duty::Rest) {
-                    self.end(revoking);
+                    self.end(revoking).await;
                 }
                 // Intake may have given up waiting.
                 let _ = resting.send(());
             }
             Command::Revoke(assignments, done) => {
-                self.part(assignments, done);
+                self.part(assignments, done).await;
             }
             Command::Drop(assignments) => {
-                drop(self.queue.remove(|job| !job.is_replay() && assignments.contains(&job.assignment)));
+                for job in self.queue.remove(|job| !job.is_replay() && assignments.contains(&job.assignment)) {
+                    self.owe(&job);
+                }
             }
             Command::GiveBack => self.giving_back = true,
         }
@@ -328,7 +330,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.take_returned();
         self.commands.close();
         while let Some(command) = self.commands.recv().await {
-            self.accept(command);
+            self.accept(command).await;
         }
     }
 

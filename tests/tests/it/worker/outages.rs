@@ -247,6 +247,43 @@ async fn a27_a_statement_that_cannot_be_served_charges_no_attempt() {
     assert_eq!(fixture.script.runs_of("1"), 9, "it waited and ran again, and nothing gave up");
 }
 
+/// Its first run meets a table that is gone, and the server cannot be reached when its attempt is to be taken back.
+#[derive(Clone)]
+struct CutShort(MemoryStore, Arc<AtomicUsize>);
+
+impl Handler<MemoryStore> for CutShort {
+    async fn handle(&self, _: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        if self.1.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.0.inject(Operation::Statement, Fault::Error(ErrorClass::Infrastructure));
+            self.0.inject(Operation::Bookkeeping, Fault::ConnectionLost);
+        }
+        Ok(tx.connection().append("effects", "1", "x").await?)
+    }
+}
+
+/// J85: an attempt that an outage cut short and that could not be taken back then is taken back once the message's assignment
+/// has ended: whoever is handed the message next does not find it used up.
+#[tokio::test(flavor = "multi_thread")]
+async fn j85_what_an_outage_cut_short_is_not_charged_to_the_next_assignment() {
+    for how in [Revoke::Drained, Revoke::Lost] {
+        let fixture = Fixture::new();
+        let consumer = DedupConsumer::builder(fixture.store.clone(), "ledger")
+            .handler(CutShort(fixture.store.clone(), Arc::default()))
+            .effects(Effects::InTransaction)
+            .build()
+            .unwrap();
+        let hour = Duration::from_secs(3_600);
+        let worker = Worker::builder(consumer, fixture.queue.source()).retry(RetryPolicy::new(1, hour, hour));
+        let running = Running::new(worker.control_every(Duration::from_secs(5)).cleanup(None));
+        fixture.publish("1", "x");
+        running.until("the message to wait", |running| !running.view.waits().is_empty()).await;
+        fixture.queue.revoke(how);
+        within("draining the queue", fixture.queue.drained()).await;
+        let summary = running.stop().await.unwrap();
+        assert_eq!((summary.processed, summary.dead_lettered), (1, 0), "{how:?}");
+    }
+}
+
 /// Takes the whole server down with the message of key `poison`: its connection is lost, and nothing of the server answers
 /// for a while. Writes the others' keys.
 #[derive(Clone)]

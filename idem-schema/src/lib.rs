@@ -57,8 +57,8 @@ pub use crate::{
     },
     name::{SchemaName, SchemaNameError},
     outbox::{
-        AppendLimits, Appending, EventColumns, OutboxStatements, PlainWriter, PublishPlainError, ResultColumns,
-        ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, suppressed_event,
+        AppendLimits, Appending, EventColumns, KnownEvents, OutboxStatements, PlainWriter, PublishPlainError,
+        ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, suppressed_event,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},

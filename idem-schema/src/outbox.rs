@@ -22,7 +22,9 @@ use serde_json::{Value, json};
 
 pub(crate) use self::append::left_by_handler;
 pub use self::{
-    append::{AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, WRITING, append, suppressed_event},
+    append::{
+        AppendLimits, Appending, EventColumns, KnownEvents, ResultColumns, ResultRow, WRITING, append, suppressed_event,
+    },
     plain::{PlainWriter, PublishPlainError},
     results::{kept_beside, results_in_claim_order},
     statements::OutboxStatements,

@@ -6,8 +6,8 @@ use idem_core::{
     store::{Claim, CommitError, Found},
 };
 use idem_schema::{
-    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, WRITING, claimed_ids, found_in_claim_order,
-    results_in_claim_order, suppressed_event,
+    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
+    results_in_claim_order,
 };
 use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
 
@@ -75,7 +75,7 @@ pub(crate) fn new_results<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>;
 impl Appending for PostgresUnit<'_> {
     /// They go out with the seal and the COMMIT, one round trip earlier than by themselves, unless one that was known was met lately.
     fn keep_events(&mut self, events: &[NewEvent]) -> bool {
-        let keeps = !self.driver.has_met_known_event();
+        let keeps = !self.driver.known_events.were_met();
         if keeps {
             self.events.extend_from_slice(events);
         }
@@ -149,15 +149,11 @@ impl PostgresUnit<'_> {
     /// ROLLBACK; or the connection is gone, and nobody knows. The id of an event that is in the outbox already is no fault: the unit
     /// runs again, and looks at what is there.
     pub(crate) async fn events_not_written(&self, source: Error) -> CommitError {
-        match sqlstate(&source).as_deref() {
-            None => error::committing(source),
-            Some("23505") => {
-                self.driver.note_known_event();
-                CommitError::RolledBack(StoreError::contended(WRITING, source))
-            }
-            Some("22012") => CommitError::RolledBack(suppressed_event()),
-            Some(_) => CommitError::RolledBack(self.explain(source).await),
-        }
+        let Some(code) = sqlstate(&source) else { return error::committing(source) };
+        CommitError::RolledBack(match self.driver.known_events.error(&code, source) {
+            Ok(error) => error,
+            Err(source) => self.explain(source).await,
+        })
     }
 
     /// Whose fault it is that something was not written.

@@ -1,20 +1,14 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{
-    error::Error as StdError,
-    fmt,
-    future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::join;
 use idem_core::StoreError;
 use idem_schema::{
-    Connecting, Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
-    StatementLimit, Value, refuse_fenced,
+    Connecting, Fence, KnownEvents, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
+    SessionSettings, StatementLimit, Value, refuse_fenced,
 };
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::sync::OnceCell;
 use tokio_postgres::{Client, Error, SimpleQueryMessage, config::Config, error::Severity, types::Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -42,13 +36,8 @@ pub struct Driver {
     role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pub(crate) pooler: OnceCell<()>,
-    /// When a unit last published an event whose id was in the outbox already.
-    known_event: Mutex<Option<Instant>>,
+    pub(crate) known_events: KnownEvents,
 }
-
-/// For so long units look at what is in the outbox before they are sealed, once one has met an event of its own there: the messages
-/// that a restore or `idem forget` brings again come one after the other.
-const KNOWN_EVENTS_FOR: Duration = Duration::from_secs(60);
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,20 +121,8 @@ impl Driver {
             is_direct: OnceCell::new(),
             role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
-            known_event: Mutex::default(),
+            known_events: KnownEvents::default(),
         })
-    }
-
-    pub(crate) fn note_known_event(&self) {
-        *self.known_event() = Some(Instant::now());
-    }
-
-    pub(crate) fn has_met_known_event(&self) -> bool {
-        self.known_event().is_some_and(|met| met.elapsed() < KNOWN_EVENTS_FOR)
-    }
-
-    fn known_event(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.known_event.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) async fn close_idle(&self, pool: &Pool) {

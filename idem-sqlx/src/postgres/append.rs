@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     StoreError,
-    outbox::{KeptResult, NewResult},
+    outbox::{KeptResult, NewEvent, NewResult},
     store::{Claim, Found},
 };
 use idem_schema::{
@@ -43,6 +43,15 @@ fn new_results<'q>(query: Statement<'q>, results: ResultColumns<'_>) -> Statemen
 }
 
 impl Appending for PostgresUnit<'_> {
+    /// They are written before the seal, as new ones and without an answer a row, unless one that was known was met lately.
+    fn keep_events(&mut self, events: &[NewEvent]) -> bool {
+        let keeps = !self.driver.known_events.were_met();
+        if keeps {
+            self.events.extend_from_slice(events);
+        }
+        keeps
+    }
+
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         let rows = new_events(self.query(self.sql().inserting(events)), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
@@ -76,6 +85,19 @@ impl PostgresUnit<'_> {
 
     fn connection(&mut self) -> &mut PgConnection {
         &mut self.session.connection
+    }
+
+    /// Writes the events that were kept for the seal.
+    pub(super) async fn write_events(&mut self) -> Result<(), StoreError> {
+        let events = std::mem::take(&mut self.events);
+        let columns = EventColumns::new(&events);
+        let text = self.sql().inserting_before_seal(&columns);
+        let written = new_events(self.query(text), &columns).execute(self.connection()).await;
+        let Err(source) = written else { return Ok(()) };
+        Err(match self.driver.known_events.error(&error::code(&source), source) {
+            Ok(error) => error,
+            Err(source) => self.explain(source).await,
+        })
     }
 
     /// Runs the seal that writes the answers, which comes before the COMMIT: sqlx can send none behind parameters.

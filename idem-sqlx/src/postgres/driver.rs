@@ -5,8 +5,8 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use idem_core::StoreError;
 use idem_schema::{
-    Connecting, Fence, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
-    SessionSettings, Statements, Value, refuse_fenced,
+    Connecting, Fence, KnownEvents, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName,
+    SeenPids, SessionSettings, Statements, Value, refuse_fenced,
 };
 use sqlx::{
     AssertSqlSafe, Column as _, Connection as _, PgConnection, PgPool, Postgres as Db, Row as _, TypeInfo as _,
@@ -36,6 +36,7 @@ pub struct Driver {
     role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pub(super) pooler: OnceCell<()>,
+    pub(super) known_events: KnownEvents,
 }
 
 impl fmt::Debug for Driver {
@@ -134,6 +135,7 @@ impl Driver {
             is_direct: OnceCell::new(),
             role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
+            known_events: KnownEvents::default(),
         }
     }
 

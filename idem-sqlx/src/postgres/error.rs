@@ -115,7 +115,7 @@ fn describe_database(error: &(dyn DatabaseError + 'static)) -> String {
     describe_report(&code_of(error), constraint, table, column)
 }
 
-fn code(error: &sqlx::Error) -> String {
+pub(super) fn code(error: &sqlx::Error) -> String {
     error.as_database_error().map(code_of).unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    outbox::{KeptResult, NewResult},
+    outbox::{KeptResult, NewEvent, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
@@ -47,6 +47,8 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction, as the claim saw it.
     backend_pid: Option<i32>,
+    /// Events that are written before the seal.
+    pub(super) events: Vec<NewEvent>,
     /// Answers that the seal writes.
     pub(super) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
@@ -62,7 +64,16 @@ impl fmt::Debug for PostgresUnit<'_> {
 impl<'l> PostgresUnit<'l> {
     pub(super) fn new(driver: &'l Driver, session: &'l mut PostgresSession, options: UnitOptions) -> Self {
         let backend_pid = session.backend.map(|(pid, _)| pid);
-        Self { driver, session, options, xid: None, backend_pid, results: Vec::new(), limits_are_back: false }
+        Self {
+            driver,
+            session,
+            options,
+            xid: None,
+            backend_pid,
+            events: Vec::new(),
+            results: Vec::new(),
+            limits_are_back: false,
+        }
     }
 
     pub(super) fn sql(&self) -> &'l PostgresStatements {
@@ -139,6 +150,9 @@ impl<'l> PostgresUnit<'l> {
 
     /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
+        if !self.events.is_empty() {
+            self.write_events().await.map_err(CommitError::RolledBack)?;
+        }
         let expected = self.xid.clone();
         let (text, mut is_sealed) = match &expected {
             Some(xid) if !self.results.is_empty() => {

@@ -35,6 +35,33 @@ fn outbox(fixture: &Fixture) -> Arc<dyn Outbox> {
     Arc::new(fixture.store.clone()).outbox().unwrap()
 }
 
+/// Publishes inside of a nested transaction that it rolls back.
+struct PublishesNested;
+
+impl Handler<PostgresStore> for PublishesNested {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
+        let (connection, handing_in) = tx.parts();
+        let mut nested = connection.begin().await?;
+        write(&mut nested, message).await?;
+        handing_in.publish(message, Event::to("payments").body("1"))?;
+        nested.rollback().await?;
+        Ok(())
+    }
+}
+
+/// I13: an event belongs to its message, not to the nested transaction in which it was handed in.
+#[tokio::test]
+async fn an_event_outlives_the_nested_transaction_in_which_it_was_handed_in() {
+    let fixture = Fixture::new().await;
+    let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(PublishesNested);
+    let consumer = builder.effects(Effects::InTransaction).publishes_to(["payments"]).build().unwrap();
+    consumer.process_one(message("a", "p")).await.unwrap();
+    assert_eq!(fixture.text("SELECT count(*) FROM outbox").await, "1");
+    assert!(fixture.effects().await.is_empty());
+    drop(consumer);
+    fixture.drop().await;
+}
+
 /// Answers go with their records.
 #[tokio::test]
 async fn answers_are_removed_with_their_records() {

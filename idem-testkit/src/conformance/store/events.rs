@@ -11,17 +11,18 @@ use std::{
 
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
-    Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
+    Handler, HandlerError, Message, Reason, ResultBody, Store, Tx, Worker,
     outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, NewResult, Outbox, OutgoingEvent},
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
 
 use super::{
-    fixture::{Fixture, Kind, Seen, claim, decide, effect, key_from, msg, options, process, write},
+    fixture::{Fixture, Kind, Seen, Step, claim, decide, effect, key_from, msg, options, process, write},
     gate::within,
     records::clean,
-    subject::{Arrangement, StoreUnderTest},
+    subject::{Arrangement, HandlerAction, StoreUnderTest},
 };
+use crate::memory::{Broker, QueueOptions};
 
 type Announced = dyn Fn(&Message) -> Result<Vec<Event>, HandlerError> + Send + Sync;
 
@@ -220,12 +221,30 @@ pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(s
 
 /// A capability that is off is refused where it is asked for, and one that is on is not.
 pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
+    for fixture in [Fixture::new(subject), Fixture::bare(subject)] {
+        let capabilities = fixture.store.capabilities();
+        let plain =
+            || DedupConsumer::builder_shared(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
+        let refused = |builder: DedupConsumerBuilder<Seen<T>>| {
+            builder.handler(announcer::<T>(|_| Ok(vec![]))).build().err().map(|error| error.field)
+        };
+        let unless = |is_on: bool, field: &'static str| (!is_on).then_some(field);
+        assert_eq!(refused(plain().publishes_to(["payments"])), unless(capabilities.outbox, "publishes_to"));
+        assert_eq!(refused(plain().keeps_results(1)), unless(capabilities.results, "keeps_results"));
+        let worker = |relays: bool| {
+            let consumer = plain().handler(announcer::<T>(|_| Ok(vec![]))).build().unwrap();
+            let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+            let worker = Worker::builder(consumer, queue.source());
+            let worker = if relays { worker.relay(|routes| routes) } else { worker };
+            worker.build().err().map(|error| error.rule.to_string())
+        };
+        assert_eq!(worker(false), None);
+        if !capabilities.outbox {
+            assert_eq!(worker(true).as_deref(), Some("a relay needs a store with an outbox"));
+        }
+    }
     let fixture = Fixture::new(subject);
     let capabilities = fixture.store.capabilities();
-    let built = |builder: DedupConsumerBuilder<Seen<T>>| builder.handler(announcer::<T>(|_| Ok(vec![]))).build();
-    let plain = || DedupConsumer::builder_shared(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
-    assert_eq!(built(plain().publishes_to(["payments"])).is_ok(), capabilities.outbox);
-    assert_eq!(built(plain().keeps_results(1)).is_ok(), capabilities.results);
     let registered = fixture.register().await;
     let appended = appended(&registered, DestinationId(1), "event-1", Event::to("payments"));
     if !capabilities.outbox && !capabilities.results {
@@ -270,7 +289,7 @@ pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(
     assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["1", "3"]);
 }
 
-/// Every kind of handler publishes the same rows, in the same order.
+/// Every kind of handler publishes the same rows, in the same order, and keeps the same answers.
 pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
@@ -278,13 +297,16 @@ pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subj
     }
     let events = |message: &Message| {
         let body = message.payload().cloned().unwrap_or_default();
-        Ok(["x", "y"]
-            .map(|label| Event::to("payments").label(label).body([&body[..], label.as_bytes()].concat()))
-            .into())
+        let event =
+            |label: &'static str| Event::to("payments").body([&body[..], label.as_bytes()].concat()).label(label);
+        let derived = event("x").ordering_key("customer").header("of", label_of(&body)).event_type("paid");
+        Ok(vec![derived, event("y").content_type("text/plain")])
     };
+    let hour = idem_core::Retention::For(Duration::from_secs(3600));
     let mut seen = Vec::new();
-    for (name, kind) in [("in-order", 0), ("batch", 1), ("pipelined", 2)] {
-        let builder = builder(&fixture, name);
+    for kind in 0..3 {
+        // One name, so that ids are derived alike; what the kind before has left is gone.
+        let builder = builder(&fixture, "orders").retention(hour);
         let builder = match kind {
             0 => builder.handler(announcer::<T>(events)),
             1 => builder.batch_handler(announcer::<T>(events)),
@@ -292,19 +314,52 @@ pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subj
             _ => builder.handler(announcer::<T>(events)).handlers(Concurrency::Pipelined { at_once: 4 }),
         };
         let consumer = builder.build().unwrap();
-        let messages = (0..5).map(|number| msg(&format!("order-{number}"), &number.to_string()));
-        assert_eq!(process(&consumer, messages).await, [Kind::Processed; 5]);
+        let messages = || (0..5).map(|number| msg(&format!("order-{number}"), &number.to_string()));
+        assert_eq!(process(&consumer, messages()).await, [Kind::Processed; 5]);
+        let again =
+            within("asking for answers", consumer.process_with_results(messages().collect::<Vec<_>>())).await.unwrap();
+        let answers: Vec<_> = again.into_iter().map(|decided| decided.result.unwrap().unwrap().result).collect();
         let (outbox, ids) = outbox(&fixture).await;
-        let rows: Vec<_> = next(&*outbox, ids[0]).await;
-        for row in &rows {
-            assert_eq!(row.consumer.as_str(), name);
-        }
-        seen.push(bodies(&rows));
+        let rows = next(&*outbox, ids[0]).await;
         let ends: Vec<_> = rows.iter().map(|row| (row, idem_core::outbox::EventEnd::Published)).collect();
         outbox.settle(ids[0], &ends).await.unwrap();
+        let row = |row: &OutgoingEvent| {
+            let words = (row.event_type.clone(), row.content_type.clone(), row.headers.clone());
+            (row.consumer.clone(), row.key.clone(), row.ordering_key.clone(), words, row.payload.clone())
+        };
+        seen.push((rows.iter().map(row).collect::<Vec<_>>(), answers));
+        if !fixture.arrange(Arrangement::Age(Duration::from_secs(7 * 24 * 3600))).await {
+            break;
+        }
+        assert_eq!(clean(&fixture, Expiring::Records, Duration::ZERO, 10).await, 5);
     }
+    let (rows, answers) = &seen[0];
+    let bodies: Vec<_> = rows.iter().map(|(.., payload)| String::from_utf8_lossy(payload).into_owned()).collect();
     let wanted: Vec<String> = (0..5).flat_map(|number| [format!("{number}x"), format!("{number}y")]).collect();
-    assert!(seen.iter().all(|rows| *rows == wanted), "{seen:?}");
+    assert_eq!((bodies, answers.len()), (wanted, 5));
+    assert!(seen.iter().all(|of_kind| *of_kind == seen[0]), "{seen:#?}");
+}
+
+fn label_of(body: &[u8]) -> Vec<u8> {
+    [b"order ", body].concat()
+}
+
+/// I13: events belong to their message, whatever becomes of nested transactions.
+pub async fn events_stay_where_a_nested_transaction_goes<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let publish = |body: &'static str| Step::Publish(Event::to("payments").label(body).body(body));
+    let plan = move |_: &Message, _: usize| {
+        let nested = Step::Swallow(HandlerAction::NestedRolledBack);
+        vec![Step::Write(""), publish("before"), nested, publish("after")]
+    };
+    let consumer = fixture.builder("orders", plan).publishes_to(DESTINATIONS).build().unwrap();
+    assert_eq!(process(&consumer, [msg("order-1", "p")]).await, [Kind::Processed]);
+    let (outbox, ids) = outbox(&fixture).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["before", "after"]);
+    fixture.assert_effects([("order-1", "p")]).await;
 }
 
 /// O15: an event is one by destination, scope and key: one key to two destinations and from two consumers is four events.

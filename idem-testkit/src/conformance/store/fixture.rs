@@ -8,7 +8,7 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler,
+    BatchAnswer, BatchHandler, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, Handler,
     HandlerError, IdempotencyKey, Message, PayloadHash, ResultBody, Retention, Store, Tenant, Tx,
     store::{Bookkeeping as _, Claim, HashRuleId, Registered, Registration, RunId, ScopeId, UnitOptions},
 };
@@ -44,6 +44,8 @@ pub(super) enum Step {
     Hang,
     /// Sets this result.
     SetResult(ResultBody),
+    /// Publishes this event.
+    Publish(Event),
     /// Waits until the case lets it go on.
     Pass(Gate),
 }
@@ -111,6 +113,7 @@ impl<T: StoreUnderTest> Probe<T> {
                 Step::Panic => panic!("the plan says so: this panic is a part of the case"),
                 Step::Hang => std::future::pending().await,
                 Step::SetResult(result) => handing_in.set_result(message, result)?,
+                Step::Publish(event) => drop(handing_in.publish(message, event)?),
                 Step::Pass(gate) => gate.pass().await,
             }
         }
@@ -186,18 +189,23 @@ impl<T: StoreUnderTest> fmt::Debug for Fixture<'_, T> {
 
 impl<'s, T: StoreUnderTest> Fixture<'s, T> {
     pub(super) fn new(subject: &'s T) -> Self {
-        Self::on(subject, subject.store())
+        Self::on(subject, subject.store(), false)
+    }
+
+    /// The same store as one that has no outbox and keeps no results.
+    pub(super) fn bare(subject: &'s T) -> Self {
+        Self::on(subject, subject.store(), true)
     }
 
     /// The same database seen from another process.
     pub(super) async fn elsewhere(&self) -> Self {
         let store = within("another store on the same database", self.subject.another()).await;
-        Self { runs: Arc::clone(&self.runs), ..Self::on(self.subject, store) }
+        Self { runs: Arc::clone(&self.runs), ..Self::on(self.subject, store, false) }
     }
 
-    fn on(subject: &'s T, inner: Arc<T::Store>) -> Self {
+    fn on(subject: &'s T, inner: Arc<T::Store>, is_bare: bool) -> Self {
         let spy = Arc::<Spy>::default();
-        let store = Arc::new(Observed { inner, spy: Arc::clone(&spy) });
+        let store = Arc::new(Observed { inner, spy: Arc::clone(&spy), is_bare });
         Self { subject, store, spy, runs: Arc::default() }
     }
 

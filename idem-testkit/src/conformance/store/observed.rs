@@ -22,6 +22,8 @@ use super::gate::{Counter, Gate};
 pub(super) struct Observed<S> {
     pub(super) inner: Arc<S>,
     pub(super) spy: Arc<Spy>,
+    /// Whether it says that it has no outbox and keeps no results.
+    pub(super) is_bare: bool,
 }
 
 /// The calls that were seen, and the fault to inject.
@@ -94,7 +96,8 @@ impl<S: Store> Store for Observed<S> {
     type Unit<'l> = ObservedUnit<'l, S>;
 
     fn capabilities(&self) -> StoreCapabilities {
-        self.inner.capabilities()
+        let capabilities = self.inner.capabilities();
+        if self.is_bare { capabilities.outbox(false).results(false) } else { capabilities }
     }
 
     fn bookkeeping(&self) -> &S::Bookkeeping {
@@ -106,7 +109,7 @@ impl<S: Store> Store for Observed<S> {
     }
 
     fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
-        self.inner.outbox()
+        self.inner.outbox().filter(|_| !self.is_bare)
     }
 
     async fn open(&self) -> Result<S::Session, StoreError> {

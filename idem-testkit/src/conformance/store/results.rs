@@ -478,16 +478,18 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
 
 /// A store that keeps no results is refused where results are asked for, and so are final errors where handlers run.
 pub async fn results_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
-    let fixture = Fixture::new(subject);
-    let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();
-    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-    let once = builder.build_once();
-    if keeps_results(&fixture) {
-        assert!(kept.is_ok() && once.is_ok());
-    } else {
-        assert_eq!(kept.unwrap_err().field, "keeps_results");
-        assert_eq!(once.unwrap_err().field, "keeps_results");
+    for fixture in [Fixture::new(subject), Fixture::bare(subject)] {
+        let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();
+        let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+        let once = builder.build_once();
+        if keeps_results(&fixture) {
+            assert!(kept.is_ok() && once.is_ok());
+        } else {
+            assert_eq!(kept.unwrap_err().field, "keeps_results");
+            assert_eq!(once.unwrap_err().field, "keeps_results");
+        }
     }
+    let fixture = Fixture::new(subject);
     let refused = fixture.builder("orders", write).final_errors().build().unwrap_err();
     assert_eq!(refused.field, "final_errors");
 }

@@ -126,8 +126,13 @@ async fn v3_results_are_shown_erased_and_forgotten_on_postgres() {
 
 #[tokio::test]
 async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
-    on_sqlite(async |store, _, idem| {
+    on_sqlite(async |store, path, idem| {
         results_are_shown_erased_and_forgotten(store, |line| idem(&words(line))).await;
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+        let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
+        let noted = "SELECT details FROM idem_audit WHERE action = 'read-key' ORDER BY id";
+        let notes: Vec<String> = sqlx::query_scalar(noted).fetch_all(&mut connection).await.unwrap();
+        assert!(!notes[0].contains("result") && notes[1].ends_with(", and its result"), "{notes:?}");
     })
     .await;
 }

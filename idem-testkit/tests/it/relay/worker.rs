@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Worker, WorkerBuilder};
+use idem_core::{ControlState, Store as _, Tenant, Worker, WorkerBuilder, store::Bookkeeping as _};
 use idem_testkit::{
     MemoryStore,
     memory::{Broker, MemorySource, QueueOptions},
@@ -69,6 +69,30 @@ async fn a_commit_of_the_worker_wakes_its_relay() {
     }
     stop.cancel();
     run.await.unwrap().unwrap();
+}
+
+/// I40: a consumer that is paused or halted takes nothing in, and its worker's relay goes on: what others have committed is sent.
+#[tokio::test(start_paused = true)]
+async fn a_relay_goes_on_while_its_workers_consumer_is_paused_or_halted() {
+    let (fixture, broker, topic) = (Fixture::new(), broker(), Topic::new());
+    let stop = idem_core::CancellationToken::new();
+    let worker = worker(&fixture, &broker, &topic).build().unwrap();
+    let view = worker.view();
+    let run = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
+    sleep(Duration::from_secs(1)).await;
+    let books = fixture.store.bookkeeping();
+    let scope = books.scope(fixture.consumer.name(), &Tenant::default()).await.unwrap();
+    for (number, state) in [(0, ControlState::Paused), (1, ControlState::Halted)] {
+        books.set_control(scope, state, "ada", "a migration").await.unwrap();
+        while view.pause().is_none() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        fixture.commit_many("a", number..number + 1).await;
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(topic.arrived().len(), number as usize + 1, "{state:?}");
+    }
+    stop.cancel();
+    let _ = run.await.unwrap();
 }
 
 /// A stop sends what was committed before it, also where that is much, and does not wait for a destination that is away.

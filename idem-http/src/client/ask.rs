@@ -22,7 +22,9 @@ const PREFER: HeaderName = HeaderName::from_static("prefer");
 pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Option<Request<Bytes>> {
     let asked_for = prepared.request(None);
     let mut uri: Parts = asked_for.uri().clone().into_parts();
-    let path = format!("{}/idempotency/{}", path.trim_end_matches('/'), in_a_path(prepared.key.as_str()));
+    // One key may be used for several operations, and this is about one of them.
+    let route = in_a_path(&format!("{} {}", asked_for.method(), asked_for.uri().path()));
+    let path = format!("{}/idempotency/{}?route={route}", path.trim_end_matches('/'), in_a_path(prepared.key.as_str()));
     uri.path_and_query = Some(path.parse::<PathAndQuery>().ok()?);
     let mut question = Request::new(Bytes::new());
     *question.method_mut() = Method::GET;
@@ -59,6 +61,7 @@ pub(super) fn state(response: &Response<Bytes>) -> Option<KeyState> {
     let time = |name: &str| text(name).and_then(parse_rfc3339);
     Some(KeyState {
         kind,
+        route: text("route").map(str::to_owned),
         status: status.filter(|_| response.status().is_success()),
         location: text("location").map(str::to_owned),
         processed_at: time("processed_at"),
@@ -107,7 +110,7 @@ mod tests {
             .expect("a request");
         let prepared = Prepared::new(&profile, &intent, request).expect("prepared");
         let question = question(&prepared, "/v1/", Duration::from_secs(10)).expect("a question");
-        assert_eq!(question.uri(), "https://pay.example:8443/v1/idempotency/a%2Fb..");
+        assert_eq!(question.uri(), "https://pay.example:8443/v1/idempotency/a%2Fb..?route=POST%20%2Fv1%2Ftransactions");
         assert_eq!(question.method(), Method::GET);
         assert_eq!(
             (&question.headers()["authorization"], &question.headers()["prefer"]),

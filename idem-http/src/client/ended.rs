@@ -145,6 +145,9 @@ impl fmt::Display for Indeterminate {
 pub struct KeyState {
     /// The state.
     pub kind: KeyStateKind,
+    /// The operation that the server has told of, by method and path. Without it, what is told may be of another operation with the same
+    /// key, and nothing follows from it.
+    pub route: Option<String>,
     /// The status of the answer, if there was one.
     pub status: Option<u16>,
     /// The URL of the resource that the operation made.

@@ -226,14 +226,16 @@ where
             | KeyStateKind::Uncertain
             | KeyStateKind::AnswerNotKept => false,
         });
-        let key_expires = state.as_ref().and_then(|state| state.key_expires);
+        // A server that names no route may have told of another operation with this key, which says nothing of how long this one is known.
+        let of_this = state.as_ref().filter(|state| state.route.is_some());
+        let key_expires = of_this.and_then(|state| state.key_expires);
         if is_there
             && let Some(within) = window.time_to_fetch(key_expires)
             && let Step::End(ended) = self.step(&prepared, within, &mut seen).await
         {
             return *ended;
         }
-        let gone = state.as_ref().is_some_and(|state| state.kind == KeyStateKind::AnswerNotKept);
+        let gone = of_this.is_some_and(|state| state.kind == KeyStateKind::AnswerNotKept);
         let why = if gone { Undecided::AnswerGone } else { why };
         Ended::Indeterminate(doubt(window.since, prepared, why, seen, state))
     }

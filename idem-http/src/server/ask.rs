@@ -25,6 +25,7 @@ use super::{
     flight::Stage,
     key,
     problem::Problem,
+    route,
     run::{Answered, not_kept},
     scope::{self, Authenticated},
     tenants::InHand,
@@ -44,7 +45,7 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// Answers with the outcome of the request that used a key. [`Idempotency::asks`] makes it.
 ///
 /// It takes `GET …/{key}`, with the key as the last part of the path, percent-encoded, and answers JSON:
-/// `{"state":"completed","status":201,"location":"/t/1","processed_at":"…","key_expires":"…","answer_expires":"…"}`.
+/// `{"state":"completed","route":"POST /transactions","status":201,"location":"/t/1","processed_at":"…","key_expires":"…","answer_expires":"…"}`.
 ///
 /// | state | with | the request |
 /// |---|---|---|
@@ -57,6 +58,10 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 ///
 /// `key_expires` says until when at least its repeats have no effect, and `answer_expires` until when they get the answer; both are as they were
 /// stored with the request, and null where that is for ever.
+///
+/// Each answer names the `route` that it is of, because one key may be used for several operations. `?route=POST%20/transactions` asks about one, by its
+/// name or by the path of a request to it; a proxy may have shortened or lengthened that path. Without it, a key that more than one route has a
+/// record of gets 400.
 ///
 /// With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and `body`, or `body_base64` if the body is not UTF-8.
 /// With `Prefer: wait=10` (RFC 7240) it waits 10 seconds, and never more than 30, for a request in progress to end.
@@ -118,7 +123,7 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
 }
 
 impl<S: Store> Shared<S> {
-    async fn asked(&self, parts: &Parts, routes: &[String]) -> Result<Answered, Problem> {
+    async fn asked<'r>(&self, parts: &Parts, routes: &'r [String]) -> Result<Answered, Problem> {
         if parts.method != Method::GET && parts.method != Method::HEAD {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
@@ -131,25 +136,42 @@ impl<S: Store> Shared<S> {
         let key = key::formed(key, self.key_policy).map_err(Problem::KeyMalformed)?;
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
-        let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
+        let asked = route::asked_for(routes, parts.uri.query()).map_err(Problem::RouteUnclear)?;
+        let joined = |route: &&'r str| Some((*route, scope::joined(&who.tenant, route, &key).ok()?));
+        let joined = asked.iter().filter_map(joined);
         // A request that runs in this process comes first: the answer needs no database.
-        for key in &joined {
-            match self.runs_here(key, until).await {
-                Some(print) if self.is_for(&who, &print) => return self.told(key, KeyState::InProgress, &who, false),
+        let mut ended = Vec::new();
+        for (route, key) in joined {
+            match self.runs_here(&key, until).await {
+                Some(print) if self.is_for(&who, &print) => return Ok(told(route, &key, KeyState::InProgress, false)),
                 Some(_) => return Err(Problem::NotFound),
-                None => {}
+                None => ended.push((route, key)),
             }
         }
-        for key in &joined {
-            if let Some(state) = self.state(key, until, &in_hand).await? {
-                // Whose it is, is read from its record, and that is not there yet.
-                if matches!(state, KeyState::InProgress) && self.subject(&who).is_some() {
-                    return Err(Problem::NotFound);
-                }
-                return self.told(key, state, &who, wants_answer(parts));
+        let mut all = Vec::new();
+        for (route, key) in ended {
+            if let Some(state) = self.state(&key, until, &in_hand).await?
+                && self.may_learn(&who, &state)
+            {
+                all.push((route, key, state));
             }
         }
-        Err(Problem::NotFound)
+        if all.len() > 1 {
+            let routes: Vec<_> = all.iter().map(|(route, ..)| *route).collect();
+            return Err(Problem::RouteUnclear(format!("the key was used for {}", routes.join(" and for "))));
+        }
+        let (route, key, state) = all.pop().ok_or(Problem::NotFound)?;
+        Ok(told(route, &key, state, wants_answer(parts)))
+    }
+
+    /// Whether this sender may learn of a state.
+    fn may_learn(&self, who: &Authenticated, state: &KeyState) -> bool {
+        if let KeyState::Done { recorded, .. } = state {
+            self.is_for(who, recorded.hash.as_bytes())
+        } else {
+            // Whose it is, is read from its record, and that is not there yet.
+            self.subject(who).is_none()
+        }
     }
 
     /// The fingerprint of the request with a key that this process still runs after the wait.
@@ -192,29 +214,21 @@ impl<S: Store> Shared<S> {
         self.subject(who)
             .is_none_or(|subject| self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, print)))
     }
+}
 
-    fn told(
-        &self,
-        key: &IdempotencyKey,
-        state: KeyState,
-        who: &Authenticated,
-        with_answer: bool,
-    ) -> Result<Answered, Problem> {
-        let mut body = Map::new();
-        let outcome = if let KeyState::Done { recorded, result } = state {
-            if !self.is_for(who, recorded.hash.as_bytes()) {
-                return Err(Problem::NotFound);
-            }
-            done(&mut body, &recorded, result, with_answer)
-        } else {
-            "in_progress"
-        };
-        body.insert("state".to_owned(), outcome.into());
-        Span::current().record("idem.key", field::display(key));
-        let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(Answered { response, outcome })
-    }
+fn told(route: &str, key: &IdempotencyKey, state: KeyState, with_answer: bool) -> Answered {
+    let mut body = Map::new();
+    let outcome = if let KeyState::Done { recorded, result } = state {
+        done(&mut body, &recorded, result, with_answer)
+    } else {
+        "in_progress"
+    };
+    body.insert("state".to_owned(), outcome.into());
+    body.insert("route".to_owned(), route.into());
+    Span::current().record("idem.key", field::display(key));
+    let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Answered { response, outcome }
 }
 
 /// Writes down what is known of a request that has ended, and answers the state of its key.
@@ -267,10 +281,15 @@ fn answer_of(result: &ResultBody) -> Value {
 
 /// The last part of a path, decoded.
 fn key_in(path: &str) -> Option<String> {
-    let mut rest = path.rsplit('/').next()?.bytes();
-    let mut key = Vec::new();
+    decoded(path.rsplit('/').next()?).filter(|key| !key.is_empty())
+}
+
+/// What is percent-encoded, as text.
+pub(super) fn decoded(encoded: &str) -> Option<String> {
+    let mut rest = encoded.bytes();
+    let mut bytes = Vec::new();
     while let Some(byte) = rest.next() {
-        key.push(match byte {
+        bytes.push(match byte {
             b'%' => {
                 let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
                 u8::try_from(digit(rest.next())? * 16 + digit(rest.next())?).ok()?
@@ -278,7 +297,7 @@ fn key_in(path: &str) -> Option<String> {
             byte => byte,
         });
     }
-    String::from_utf8(key).ok().filter(|key| !key.is_empty())
+    String::from_utf8(bytes).ok()
 }
 
 fn wants_answer(parts: &Parts) -> bool {

@@ -77,6 +77,8 @@ pub(crate) enum Problem {
     #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without the layer every handler is given its own"))]
     Unprotected,
     NotFound,
+    /// A question does not say which operation it is about.
+    RouteUnclear(String),
 }
 
 /// A pause lasts as long as an operator's work: to ask each second is of no use.
@@ -211,6 +213,7 @@ impl Problem {
             Self::NotFound => {
                 Row::new(StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key")
             }
+            Self::RouteUnclear(_) => Row::new(StatusCode::BAD_REQUEST, "route-unclear", "The operation is unclear"),
         }
     }
 
@@ -273,6 +276,7 @@ impl Problem {
                     .to_owned()
             }
             Self::NotFound => "No request with this key has ended or is in progress.".to_owned(),
+            Self::RouteUnclear(what) => format!("Ask with ?route=, method and path of the operation: {what}."),
         }
     }
 
@@ -417,6 +421,7 @@ mod tests {
             Problem::ResponseRefused(""),
             Problem::Unprotected,
             Problem::NotFound,
+            Problem::RouteUnclear(String::new()),
         ];
         let sections = PAGE.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));
         let mut page: BTreeMap<&str, &str> = sections.collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::{builder::Limits, fingerprint::Fingerprint};
+use super::{ask::decoded, builder::Limits, fingerprint::Fingerprint};
 use crate::outcomes::is_known;
 
 /// A route's name.
@@ -24,6 +24,54 @@ impl RouteName {
     /// The name for metrics and spans, of which there are no more than the service has routes.
     pub(crate) fn label(&self) -> &str {
         if self.is_bounded { &self.scope } else { "other" }
+    }
+}
+
+/// The routes that a question with this query is about: those that its `route` names, or else all.
+///
+/// # Errors
+/// A text for the client, if it names none of them.
+pub(super) fn asked_for<'r>(routes: &'r [String], query: Option<&str>) -> Result<Vec<&'r str>, String> {
+    let of_route = |pair: &'_ str| pair.strip_prefix("route=").map(str::to_owned);
+    let Some(asked) = query.unwrap_or_default().split('&').find_map(of_route) else {
+        return Ok(routes.iter().map(String::as_str).collect());
+    };
+    // A form's way to write the blank; no method has a plus in it.
+    let asked = decoded(&asked.replacen('+', " ", 1)).unwrap_or_default();
+    let (named, by_path): (Vec<&str>, Vec<&str>) = routes.iter().map(String::as_str).partition(|route| *route == asked);
+    let meant =
+        if named.is_empty() { by_path.into_iter().filter(|route| takes(route, &asked)).collect() } else { named };
+    if meant.is_empty() {
+        return Err(format!(
+            "no operation here is `{asked}`, and those that can be asked about are {}",
+            routes.join(", ")
+        ));
+    }
+    Ok(meant)
+}
+
+/// Whether a request of this method and path may be one to the route. A proxy may have put parts before the path, or taken some away.
+fn takes(route: &str, asked: &str) -> bool {
+    let (Some((method, template)), Some((asked_method, path))) = (route.split_once(' '), asked.split_once(' ')) else {
+        return false;
+    };
+    let parts = |path: &'_ str| path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let (template, path) = (parts(template), parts(path));
+    // A part of a path that any other could be says nothing.
+    let tells = |parts: &[String]| parts.iter().any(|part| !part.starts_with('{'));
+    let is_longer = (1..path.len()).any(|skipped| tells(&template) && all_take(&template, &path[skipped..]));
+    let is_shorter =
+        (1..template.len()).any(|skipped| tells(&template[skipped..]) && all_take(&template[skipped..], &path));
+    let is_one = all_take(&template, &path) || is_longer || is_shorter;
+    method == asked_method && is_one
+}
+
+fn all_take(template: &[String], path: &[String]) -> bool {
+    match (template, path) {
+        ([], []) => true,
+        ([part, ..], [_, ..]) if part.starts_with("{*") => true,
+        ([part, template @ ..], [one, path @ ..]) => (part.starts_with('{') || part == one) && all_take(template, path),
+        ([], [_, ..]) | ([_, ..], []) => false,
     }
 }
 
@@ -83,3 +131,38 @@ macro_rules! route_setters {
     };
 }
 pub(crate) use route_setters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn w154_a_question_names_its_route_by_name_or_by_a_path_to_it() {
+        let routes =
+            ["POST /charges", "POST /refunds", "PATCH /v1/accounts/{id}", "PUT /files/{*path}"].map(str::to_owned);
+        let asked = |query: &str| asked_for(&routes, Some(query));
+        assert_eq!(asked("").unwrap().len(), 4);
+        for (query, route) in [
+            ("route=POST%20/charges", 0),
+            ("answer=true&route=POST+%2Frefunds", 1),
+            ("route=POST%20/api/v2/refunds", 1),
+            ("route=PATCH%20/v1/accounts/7", 2),
+            ("route=PATCH%20/accounts/7", 2),
+            ("route=PATCH%20/v1/accounts/%7Bid%7D", 2),
+            ("route=PUT%20/files/a/b", 3),
+        ] {
+            assert_eq!(asked(query).unwrap(), [routes[route].as_str()], "{query}");
+        }
+        for query in [
+            "route=PUT%20/charges",
+            "route=POST%20/charges/7",
+            "route=POST",
+            "route=",
+            "route=%zz",
+            "route=POST%20/",
+            "route=PATCH%20/charges",
+        ] {
+            assert!(asked(query).unwrap_err().contains("POST /refunds"), "{query}");
+        }
+    }
+}

@@ -221,6 +221,7 @@ async fn w38_the_server_is_asked_before_one_gives_up() {
     let seen = provider.seen();
     assert_eq!(seen[1].method, Method::GET);
     assert_eq!(seen[1].path, format!("/v1/idempotency/{}", intent.key(IdForm::V8)));
+    assert_eq!(seen[1].query.as_deref(), Some("route=POST%20%2Fcharges"));
     assert_eq!(
         (&seen[1].headers["prefer"], &seen[1].headers["authorization"]),
         (&"wait=10".parse().unwrap(), &"Bearer t".parse().unwrap())
@@ -230,7 +231,7 @@ async fn w38_the_server_is_asked_before_one_gives_up() {
         (r#"{"state":"uncertain"}"#, KeyStateKind::Uncertain, Undecided::Deadline),
         (r#"{"state":"unknown"}"#, KeyStateKind::Unknown, Undecided::Deadline),
         (
-            r#"{"state":"answer_not_kept","status":201,"location":"/t/1"}"#,
+            r#"{"route":"POST /charges","state":"answer_not_kept","status":201,"location":"/t/1"}"#,
             KeyStateKind::AnswerNotKept,
             Undecided::AnswerGone,
         ),

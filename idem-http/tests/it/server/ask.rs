@@ -47,7 +47,7 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
         (here, waited)
     };
     let (first, (running, waited)) = tokio::join!(first, meanwhile);
-    assert_eq!(running.json(), serde_json::json!({ "state": "in_progress" }));
+    assert_eq!(running.json(), serde_json::json!({ "state": "in_progress", "route": "POST /t" }));
     assert_eq!((running.header("preference-applied"), waited.header("preference-applied")), (None, Some("wait=30")));
     let refused = ask(&asks, "acme", "/idempotency/", "wait=1").await;
     assert_eq!((refused.status, refused.header("preference-applied")), (400, None));
@@ -68,6 +68,34 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     send::<G>(&route, request("f", "final")).await;
     assert_eq!(ask(&asks, "acme", "/idempotency/f", "").await.json()["state"], "failed");
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
+}
+
+/// W154: one key may be used for two operations: what is told is of one of them, and which it is stands beside it.
+pub(crate) async fn w154_what_is_told_is_of_the_operation_that_is_asked_about<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["POST /t", "PATCH /t"]));
+    let told = async |path: &str| {
+        let seen = ask(&asks, "acme", path, "").await;
+        (seen.status, seen.json()["route"].as_str().map(str::to_owned))
+    };
+    let (post, patch) = (Some("POST /t".to_owned()), Some("PATCH /t".to_owned()));
+    let mut refund = request("k", "refund");
+    *refund.method_mut() = http::Method::PATCH;
+    send::<G>(&route, refund).await;
+    // The charge has left no record: the refund's must not pass for it.
+    assert_eq!(told("/idempotency/k?route=POST%20/t").await, (404, None));
+    assert_eq!(told("/idempotency/k").await, (200, patch.clone()));
+    send::<G>(&route, request("k", "charge")).await;
+    for (path, of) in [("POST%20/t", &post), ("PATCH+%2Fv1%2Ft", &patch)] {
+        assert_eq!(told(&format!("/idempotency/k?answer=true&route={path}")).await, (200, of.clone()));
+    }
+    for path in ["/idempotency/k", "/idempotency/k?route=POST%20/other"] {
+        let unclear = ask(&asks, "acme", path, "").await;
+        let problem = unclear.json();
+        assert!(unclear.status == 400 && problem["type"].as_str().unwrap().ends_with("#route-unclear"), "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("PATCH /t"), "{problem}");
+    }
 }
 
 /// W14: no record shows yet whose request another process runs, so no subject learns of it, its own neither.
@@ -130,7 +158,7 @@ async fn w21_each_state_of_a_key_is_told() {
         running
     };
     let (first, running) = tokio::join!(send::<Postgres>(&route, held(request("k", "one"))), meanwhile);
-    assert_eq!(running, (200, serde_json::json!({ "state": "in_progress" })));
+    assert_eq!(running, (200, serde_json::json!({ "state": "in_progress", "route": "POST /t" })));
     let mut connection = sqlx::PgConnection::connect(&super::grounds::url()).await.unwrap();
     let times = format!(
         "SELECT to_char(m.processed_at AT TIME ZONE 'UTC', $1), to_char(m.expires_at AT TIME ZONE 'UTC', $1),
@@ -142,7 +170,7 @@ async fn w21_each_state_of_a_key_is_told() {
     let (processed_at, key_expires, answer_expires): (String, String, String) =
         times.fetch_one(&mut connection).await.unwrap();
     let completed = serde_json::json!({
-        "state": "completed", "status": 201, "location": first.header("location"), "processed_at": processed_at,
+        "state": "completed", "route": "POST /t", "status": 201, "location": first.header("location"), "processed_at": processed_at,
         "key_expires": key_expires, "answer_expires": answer_expires,
     });
     assert_eq!(ask("k").await, (200, completed.clone()));
@@ -160,7 +188,7 @@ async fn w21_each_state_of_a_key_is_told() {
         Removal { kind: Expiring::Answers, kept: Duration::ZERO, rows_max: 100, timeout: Duration::from_secs(30) };
     assert!(matches!(ground.store().cleaner().remove(&removal).await, Ok(Removed::Rows(2))));
     let gone = serde_json::json!({
-        "state": "answer_not_kept", "status": 201, "location": first.header("location"), "processed_at": processed_at,
+        "state": "answer_not_kept", "route": "POST /t", "status": 201, "location": first.header("location"), "processed_at": processed_at,
         "key_expires": key_expires,
     });
     assert_eq!(ask("k").await, (200, gone));

@@ -46,6 +46,7 @@ on_every_store!(
     layer::w88_events_with_their_requests_keys_stay_apart,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
+    ask::w154_what_is_told_is_of_the_operation_that_is_asked_about,
     both::w100_a_first_use_on_two_servers_at_once,
     both::w101_a_client_goes_away_in_each_phase,
     shared::w80_requests_that_come_together_share_a_transaction,

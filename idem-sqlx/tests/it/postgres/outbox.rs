@@ -49,7 +49,7 @@ impl Handler<PostgresStore> for PublishesNested {
     }
 }
 
-/// I13: an event belongs to its message, not to the nested transaction in which it was handed in.
+/// An event belongs to its message, not to the nested transaction in which it was handed in.
 #[tokio::test]
 async fn an_event_outlives_the_nested_transaction_in_which_it_was_handed_in() {
     let fixture = Fixture::new().await;

@@ -344,7 +344,7 @@ fn label_of(body: &[u8]) -> Vec<u8> {
     [b"order ", body].concat()
 }
 
-/// I13: events belong to their message, whatever becomes of nested transactions.
+/// Events belong to their message, whatever becomes of nested transactions.
 pub async fn events_stay_where_a_nested_transaction_goes<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

@@ -71,7 +71,7 @@ async fn a_commit_of_the_worker_wakes_its_relay() {
     run.await.unwrap().unwrap();
 }
 
-/// I40: a consumer that is paused or halted takes nothing in, and its worker's relay goes on: what others have committed is sent.
+/// A consumer that is paused or halted takes nothing in, and its worker's relay goes on: what others have committed is sent.
 #[tokio::test(start_paused = true)]
 async fn a_relay_goes_on_while_its_workers_consumer_is_paused_or_halted() {
     let (fixture, broker, topic) = (Fixture::new(), broker(), Topic::new());

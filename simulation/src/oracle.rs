@@ -203,9 +203,13 @@ impl Judge<'_> {
         let elsewhere = self.world.scenario.processes > 1
             || self.world.deaths.load(Ordering::SeqCst) > 0
             || self.world.scenario.stops();
+        // So may one that nobody could identify for a while: whether it is the same message only its key could tell.
         let handled = |content: usize| {
-            (elsewhere && self.effects.iter().any(|(_, run)| self.content_of(*run) == content))
-                || self.world.scenario.contents.get(content).is_some_and(|about| self.is_acknowledged_conflict(about))
+            let about = self.world.scenario.contents.get(content);
+            let comes_to_be_known =
+                about.and_then(|about| about.unidentified.as_ref()).is_some_and(|fails| fails.calls.is_some());
+            ((elsewhere || comes_to_be_known) && self.effects.iter().any(|(_, run)| self.content_of(*run) == content))
+                || about.is_some_and(|about| self.is_acknowledged_conflict(about))
         };
         // What was unsettled on a topic that was deleted is gone with it, and its row is there.
         let is_there = self.world.generation.load(Ordering::SeqCst) == 0;

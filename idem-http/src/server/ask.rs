@@ -127,16 +127,22 @@ impl<S: Store> Shared<S> {
         }
         let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
         self.check_headers(&parts.headers)?;
-        let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
-        let key = key::formed(key, self.key_policy).map_err(Problem::KeyMalformed)?;
+        let key = key_in(parts.uri.path()).map_err(Problem::KeyMalformed)?;
+        let is_quoted = key.len() > 1 && key.starts_with('"') && key.ends_with('"');
+        let key = key::formed(key, self.key_policy).map_err(|what| {
+            Problem::KeyMalformed(if is_quoted { "it is asked about without its quotes" } else { what })
+        })?;
+        let unknown = Problem::NotFound { is_quoted };
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
         let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
         // A request that runs in this process comes first: the answer needs no database.
         for key in &joined {
             match self.runs_here(key, until).await {
-                Some(print) if self.is_for(&who, &print) => return self.told(key, KeyState::InProgress, &who, false),
-                Some(_) => return Err(Problem::NotFound),
+                Some(print) if self.is_for(&who, &print) => {
+                    return self.told(key, KeyState::InProgress, &who, false).ok_or(unknown);
+                }
+                Some(_) => return Err(unknown),
                 None => {}
             }
         }
@@ -144,12 +150,12 @@ impl<S: Store> Shared<S> {
             if let Some(state) = self.state(key, until, &in_hand).await? {
                 // Whose it is, is read from its record, and that is not there yet.
                 if matches!(state, KeyState::InProgress) && self.subject(&who).is_some() {
-                    return Err(Problem::NotFound);
+                    return Err(unknown);
                 }
-                return self.told(key, state, &who, wants_answer(parts));
+                return self.told(key, state, &who, wants_answer(parts)).ok_or(unknown);
             }
         }
-        Err(Problem::NotFound)
+        Err(unknown)
     }
 
     /// The fingerprint of the request with a key that this process still runs after the wait.
@@ -193,17 +199,12 @@ impl<S: Store> Shared<S> {
             .is_none_or(|subject| self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, print)))
     }
 
-    fn told(
-        &self,
-        key: &IdempotencyKey,
-        state: KeyState,
-        who: &Authenticated,
-        with_answer: bool,
-    ) -> Result<Answered, Problem> {
+    /// `None` where this sender may not learn of it.
+    fn told(&self, key: &IdempotencyKey, state: KeyState, who: &Authenticated, with_answer: bool) -> Option<Answered> {
         let mut body = Map::new();
         let outcome = if let KeyState::Done { recorded, result } = state {
             if !self.is_for(who, recorded.hash.as_bytes()) {
-                return Err(Problem::NotFound);
+                return None;
             }
             done(&mut body, &recorded, result, with_answer)
         } else {
@@ -213,7 +214,7 @@ impl<S: Store> Shared<S> {
         Span::current().record("idem.key", field::display(key));
         let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(Answered { response, outcome })
+        Some(Answered { response, outcome })
     }
 }
 
@@ -266,19 +267,25 @@ fn answer_of(result: &ResultBody) -> Value {
 }
 
 /// The last part of a path, decoded.
-fn key_in(path: &str) -> Option<String> {
-    let mut rest = path.rsplit('/').next()?.bytes();
+fn key_in(path: &str) -> Result<String, &'static str> {
+    let mut rest = path.rsplit('/').next().unwrap_or_default().bytes();
     let mut key = Vec::new();
     while let Some(byte) = rest.next() {
         key.push(match byte {
             b'%' => {
                 let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-                u8::try_from(digit(rest.next())? * 16 + digit(rest.next())?).ok()?
+                let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
+                let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
+                decoded.ok_or("a percent sign in the path is not followed by two hexadecimal digits")?
             }
             byte => byte,
         });
     }
-    String::from_utf8(key).ok().filter(|key| !key.is_empty())
+    match String::from_utf8(key) {
+        Ok(key) if key.is_empty() => Err("the path ends with no key"),
+        Ok(key) => Ok(key),
+        Err(_) => Err("the last part of the path, decoded, is no UTF-8"),
+    }
 }
 
 fn wants_answer(parts: &Parts) -> bool {
@@ -302,10 +309,12 @@ mod tests {
 
     #[test]
     fn w21_the_key_is_the_last_part_of_the_path_decoded() {
-        assert_eq!(key_in("/idempotency/a%22b%2Fc").as_deref(), Some("a\"b/c"));
-        assert_eq!(key_in("/v1/idempotency/k").as_deref(), Some("k"));
-        for path in ["/idempotency/", "/a%2", "/a%zz", "/%ff"] {
-            assert_eq!(key_in(path), None, "{path}");
+        assert_eq!(key_in("/idempotency/a%22b%2Fc").as_deref(), Ok("a\"b/c"));
+        assert_eq!(key_in("/v1/idempotency/k").as_deref(), Ok("k"));
+        for (path, what) in
+            [("/idempotency/", "no key"), ("/a%2", "hexadecimal"), ("/a%zz", "hexadecimal"), ("/%ff", "no UTF-8")]
+        {
+            assert!(key_in(path).is_err_and(|why| why.contains(what)), "{path}");
         }
     }
 

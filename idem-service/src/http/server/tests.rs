@@ -37,6 +37,33 @@ async fn w134_who_takes_no_answer_is_let_go() {
     assert!((10..20).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }
 
+/// W68: hyper refuses such a head before any route sees it, and has no content to give; the documents say so.
+#[tokio::test(start_paused = true)]
+async fn w68_a_head_that_no_route_sees_is_refused_without_content() {
+    let many = |count: usize| format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(count));
+    let large = |bytes: usize| format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(bytes));
+    for (head, status) in [
+        (many(100), "200"),
+        (many(101), "431"),
+        (large(30 << 10), "200"),
+        (large(33 << 10), "431"),
+        ("GET / HTTP/1.1\r\nno header\r\n\r\n".to_owned(), "400"),
+    ] {
+        let (client, _served) = connected(&CancellationToken::new());
+        let (mut reads, mut writes) = tokio::io::split(client);
+        // A head that is refused is not read to its end.
+        let sending = tokio::spawn(async move { writes.write_all(head.as_bytes()).await });
+        let mut answer = String::new();
+        timeout(HOUR, reads.read_to_string(&mut answer)).await.expect("it is closed").expect("it is text");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
+        assert!(
+            status == "200" || answer.contains("content-length: 0\r\n") && answer.ends_with("\r\n\r\n"),
+            "{answer}"
+        );
+        let _ = timeout(HOUR, sending).await.expect("the connection is gone");
+    }
+}
+
 /// W134: a client that takes its answer slowly gets the whole of it, also during a stop, and where its connection stays open: the time for
 /// the next request's head begins after the answer.
 #[tokio::test(start_paused = true)]

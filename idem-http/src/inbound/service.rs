@@ -19,8 +19,9 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
+    pause::Pauses,
     sender::{NotAdmitted, Opened, Sender},
-    settle::{Reply, decide},
+    settle::{DOWN, Reply, decide},
 };
 use crate::{
     outcomes::{self, NO_SUCH_METHOD, Outcomes},
@@ -42,6 +43,7 @@ const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-lar
 const TOO_SLOW: Reply = Reply::later(2, "body-late", "the body did not come");
 const CUT: Reply = Reply::later(2, "body-unreadable", "the body did not come whole");
 const TOO_MANY: Reply = Reply::later(2, "overloaded", "too many are being handled");
+const PAUSED: Reply = Reply::later(5, "paused", "the consumer is paused");
 const GOES_ON: Reply = Reply::later(5, "in-progress", "it is still being handled");
 const UNPROVED: Reply = Reply::later(10, "unproved", "its signature cannot be checked now");
 
@@ -59,6 +61,7 @@ struct Shared<S: Store, F> {
     at_once: Arc<Semaphore>,
     reading: Semaphore,
     outcomes: Outcomes,
+    pauses: Pauses,
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
@@ -70,7 +73,10 @@ impl<S: Store, F: Sender> Inbound<S, F> {
         let body_bytes_max = BODY_BYTES_MAX;
         let labels = vec![Label::new(CONSUMER, consumer.name().to_string())];
         let outcomes = Outcomes::new((HTTP_DELIVERIES, HTTP_DELIVERY_TIME), labels);
-        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes }) }
+        let pauses = Pauses::default();
+        Self {
+            shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes, pauses }),
+        }
     }
 
     /// Sets how long a sender is kept waiting for body and handler together. Defaults to the [sender's](Sender::deadline).
@@ -131,6 +137,12 @@ impl<S: Store, F: Sender> Shared<S, F> {
             Ok(Err(why)) => return self.refused(why),
             Err(_) => return UNPROVED,
         };
+        // While the control cannot be read, the event cannot be recorded either.
+        match tokio::time::timeout_at(until, self.pauses.is_paused(&self.consumer)).await {
+            Ok(false) => {}
+            Ok(true) => return PAUSED,
+            Err(_) => return DOWN,
+        }
         drop(reading);
         let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
         // A task of its own, so that a sender that gives up does not end it.

@@ -9,7 +9,11 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
 use http_body::{Body, Frame};
-use idem_core::telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME};
+use idem_core::{
+    ConsumerName, ControlState, Store as _, Tenant,
+    store::Bookkeeping as _,
+    telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
+};
 use idem_http::inbound::{EventBridge, Inbound, Secret, Sender, Sns, StandardWebhooks, Stripe};
 use idem_sqlx::PostgresStore;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
@@ -285,6 +289,40 @@ impl Body for CutOff {
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         Poll::Ready(Some(Err(std::io::ErrorKind::ConnectionReset.into())))
     }
+}
+
+/// W155: while an operator has paused the consumer no event is handled, its sender tries again, and a resume ends it.
+#[tokio::test]
+async fn w155_a_paused_consumer_handles_nothing() {
+    let fixture = Fixture::new().await;
+    let name = ConsumerName::new("events").unwrap();
+    fixture.consumer(EventBridge::identify).start().await.unwrap();
+    for state in [ControlState::Paused, ControlState::Halted] {
+        let scope = fixture.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap();
+        let control =
+            async |state| fixture.store.bookkeeping().set_control(scope, state, "ada", "read only").await.unwrap();
+        control(state).await;
+        let url = serve(inbound(&fixture)).await;
+        let runs = fixture.runs();
+        let said = send(&url, "new", event(state.as_str(), "{}")).await;
+        assert_eq!(said, Said(503, Some("5".into()), "the consumer is paused".into()));
+        assert_eq!(send(&url, "strange", event("e-1", "{}")).await.0, 401, "and a stranger learns nothing of it");
+        assert_eq!((fixture.runs(), fixture.dead_letters().await.len()), (runs, 0));
+        control(ControlState::Running).await;
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        // It reads the controls every two seconds.
+        while status(&url, event(state.as_str(), "{}")).await != 200 {
+            assert!(tokio::time::Instant::now() < until, "never resumed");
+        }
+        assert_eq!(fixture.runs(), runs + 1);
+        // And a pause that comes while it serves is obeyed as soon.
+        control(state).await;
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        while status(&url, event("while", "{}")).await != 503 {
+            assert!(tokio::time::Instant::now() < until, "never paused");
+        }
+    }
+    fixture.drop().await;
 }
 
 /// W95: each delivery is counted once, by how it ended.

@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use super::{
     pause::Pauses,
     sender::{NotAdmitted, Opened, Sender},
-    settle::{DOWN, Reply, decide},
+    settle::{Reply, decide},
 };
 use crate::{
     outcomes::{self, NO_SUCH_METHOD, Outcomes},
@@ -137,12 +137,6 @@ impl<S: Store, F: Sender> Shared<S, F> {
             Ok(Err(why)) => return self.refused(why),
             Err(_) => return UNPROVED,
         };
-        // While the control cannot be read, the event cannot be recorded either.
-        match tokio::time::timeout_at(until, self.pauses.is_paused(&self.consumer)).await {
-            Ok(false) => {}
-            Ok(true) => return PAUSED,
-            Err(_) => return DOWN,
-        }
         drop(reading);
         let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
         // A task of its own, so that a sender that gives up does not end it.
@@ -173,7 +167,11 @@ async fn run<S: Store, F: Sender>(
     message: idem_core::Message,
     permit: OwnedSemaphorePermit,
 ) -> Reply {
-    let reply = decide(&shared.consumer, message).await;
+    // Here, where a slow database is nobody's end: the sender is answered at its deadline, and its event goes on.
+    let reply = match shared.pauses.is_paused(&shared.consumer).await {
+        true => PAUSED,
+        false => decide(&shared.consumer, message).await,
+    };
     drop(permit);
     reply
 }

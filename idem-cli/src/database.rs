@@ -34,6 +34,9 @@ SELECT a.who, a.action, c.name AS consumer, a.idempotency_key AS key, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.at = pg_catalog.now() AND a.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid ORDER BY a.id";
 
+/// The scopes in which a key may be held. Parameter: 1 consumer or NULL.
+pub(crate) const SCOPES: &str = "SELECT id FROM {schema}.consumers WHERE $1::text IS NULL OR name = $1::text";
+
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// A parameter of a statement.
@@ -191,6 +194,25 @@ impl Database {
             // insufficient_privilege
             Some(("42501", _)) => Ok(None),
             _ => Err(error.into()),
+        }
+    }
+
+    /// Refuses a key that is being handled at this consumer, or at any: before the commit nothing of it can be seen, so a command
+    /// that changes what is held of the key would pass it over.
+    pub(crate) async fn at_rest(&mut self, consumer: Option<&str>, key: &str) -> Result<(), Failure> {
+        let scopes = self.table(SCOPES, &[Bind::TextOr(consumer)]).await?;
+        let scopes: Vec<i32> = scopes.rows().iter().filter_map(|row| row.number("id").try_into().ok()).collect();
+        let held = if scopes.is_empty() { Some(false) } else { self.is_held(&scopes, key).await? };
+        match held {
+            Some(false) => Ok(()),
+            Some(true) => Err(Failure::refused(
+                "the key is in progress, and nothing of that can be seen before its commit. Nothing was changed; come again once it \
+                 has ended",
+            )),
+            None => Err(Failure::refused(
+                "nobody can tell whether the key is in progress: the table of the keys is locked, or this login lacks the right to \
+                 ask. Nothing was changed",
+            )),
         }
     }
 

@@ -85,12 +85,16 @@ const ERASE: &str = "\
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
     + (SELECT pg_catalog.count(*) FROM former) + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
+/// What a key comes to that is in progress.
+const NOT_ERASED: &str = "the key cannot be erased";
+
 pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
     let key = erase.of.recorded(&erase.key)?;
     let consumer = erase.consumer.as_deref();
     if let Some(consumer) = consumer {
         database.known(consumer).await?;
     }
+    database.at_rest(consumer, &key).await.map_err(|failure| failure.so(NOT_ERASED))?;
     let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
     let senders_key = erase.of.senders_key(&erase.key, &key);

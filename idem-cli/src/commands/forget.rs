@@ -49,6 +49,13 @@ SELECT pg_catalog.count(*) FROM gone";
 /// A number that no other act of forgetting has.
 const BATCH: &str = "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::int8";
 
+/// The places of the keys, from 1, that some scope of the consumer has no record of. Parameters: 1 consumer, 2 keys.
+const UNRECORDED: &str = "\
+SELECT k.number FROM pg_catalog.unnest($2::text[]) WITH ORDINALITY AS k (key, number)
+WHERE EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.name = $1::text AND NOT EXISTS (
+    SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = c.id AND p.key_id = {schema}.key_id(k.key)))
+ORDER BY k.number";
+
 pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Report, Failure> {
     database.known(&forget.consumer).await?;
     let keys = keys(forget)?;
@@ -56,6 +63,7 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
         check_time(&mut database, time).await?;
     }
     let keys = keys.as_deref();
+    at_rest(&mut database, &forget.consumer, keys.unwrap_or_default()).await?;
     let chosen = [
         Bind::Text(&forget.consumer),
         keys.map_or(Bind::TextOr(None), Bind::Texts),
@@ -72,6 +80,21 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
     confirm(&warning(&records, &forget.consumer), forget.yes.yes)?;
     let (forgotten, batch) = forget_chosen(&mut database, &chosen, count, &forget.reason).await?;
     Ok(done(forgotten, batch))
+}
+
+/// Refuses keys of which one is in progress. A key with a record is not: its message would be a duplicate.
+async fn at_rest(database: &mut Database, consumer: &str, keys: &[String]) -> Result<(), Failure> {
+    let unrecorded = database.table(UNRECORDED, &[Bind::Text(consumer), Bind::Texts(keys)]).await?;
+    for row in unrecorded.rows() {
+        let number = usize::try_from(row.number("number")).unwrap_or_default();
+        let Some(key) = number.checked_sub(1).and_then(|place| keys.get(place)) else { continue };
+        database.at_rest(Some(consumer), key).await.map_err(|failure| failure.so(&numbered(number)))?;
+    }
+    Ok(())
+}
+
+fn numbered(number: usize) -> String {
+    format!("key number {number} cannot be forgotten")
 }
 
 pub(crate) fn warning(records: &str, consumer: &str) -> String {
@@ -134,8 +157,7 @@ pub(crate) fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
         keys.extend(text.lines().filter(|line| !line.is_empty()).map(str::to_owned));
     }
     for (number, key) in keys.iter_mut().enumerate() {
-        let numbered = |failure: Failure| failure.so(&format!("key number {} cannot be forgotten", number + 1));
-        *key = forget.of.recorded(key).map_err(numbered)?;
+        *key = forget.of.recorded(key).map_err(|failure| failure.so(&numbered(number + 1)))?;
     }
     Ok((forget.keys.is_some() || !keys.is_empty()).then_some(keys))
 }

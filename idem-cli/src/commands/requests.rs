@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     command_line::Named,
-    database::{Bind, Database},
+    database::{Bind, Database, SCOPES},
     exit::Failure,
     report::{Row, Table},
 };
@@ -32,10 +32,6 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
     AND EXISTS (SELECT FROM pg_catalog.json_array_elements(o.headers) AS pair
         WHERE pg_catalog.json_array_element_text(pair, 0) = 'idemcausedby' AND pg_catalog.json_array_element_text(pair, 1) = $3::text)
 ORDER BY o.number LIMIT 100";
-
-/// The scopes in which the key may be held: a running request shows nothing of it before the commit. Parameter: 1 consumer or
-/// NULL.
-const SCOPES: &str = "SELECT id FROM {schema}.consumers WHERE $1::text IS NULL OR name = $1::text";
 
 /// Where events are once they were sent.
 pub(crate) const SENT: &str =

@@ -102,6 +102,15 @@ FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consu
         Ok(changed)
     }
 
+    /// Waits until the transaction has ended that writes now, if one does. It may be handling the key that a command is about, and
+    /// nothing of that can be seen before its commit.
+    pub(super) async fn at_rest(&mut self) -> Result<(), Failure> {
+        let told = "nobody can tell whether the key is in progress, because somebody else is writing in the file. Nothing was changed; \
+                    come again later";
+        let waited = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(&mut self.connection).await;
+        waited.map(|_| ()).map_err(|error| Failure::from(error).so(told))
+    }
+
     /// Refuses a consumer that was never registered: with a mistyped name, every command would find nothing to do.
     pub(super) async fn known(&mut self, consumer: &str) -> Result<(), Failure> {
         let found = r#"SELECT count(*) FROM "{schema}_consumers" WHERE name = ?1"#;

@@ -153,6 +153,9 @@ const BATCH: &str = r#"SELECT max({now}, ifnull(max(batch), 0) + 1) FROM "{schem
 pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Failure> {
     file.known(&forget.consumer).await?;
     let keys = forget::keys(forget)?.map(|keys| Keys::of(&keys));
+    if keys.is_some() {
+        file.at_rest().await?;
+    }
     let from = time(&mut file, forget.from.as_deref()).await?;
     let to = time(&mut file, forget.to.as_deref()).await?;
     let mut binds = vec![
@@ -240,6 +243,7 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     if let Some(consumer) = &asked.consumer {
         file.known(consumer).await?;
     }
+    file.at_rest().await?;
     let id = idem_schema::key_id(&key);
     let (bytes, by) = (*id.as_bytes(), file.by.clone());
     let details = format!("key id {id}: {}", asked.reason);

@@ -17,6 +17,7 @@ use crate::{
 };
 
 const ROUTE: &str = "POST /t";
+const WHY: [&str; 5] = ["--consumer", "payments", "--reason", "art-17", "--yes"];
 
 /// Sends requests of the tenant `acme` to a service on this store: each is answered with its body and announced, but for
 /// `refused`, which is, and `slow`, which first waits.
@@ -226,6 +227,61 @@ async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
     assert_eq!(answered, (201, false));
     assert_eq!(payments.send("order-2", "paid").await, (201, false), "the look at it left nothing");
     fixture.drop().await;
+}
+
+/// W71: nothing of a request that runs can be seen before its commit. Who erases or forgets it is told so, and not that there is nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn w71_a_request_that_runs_is_neither_forgotten_nor_erased() {
+    let fixture = Fixture::new().await;
+    let payments = Payments::on(&Arc::new(fixture.store.clone()));
+    assert_eq!(payments.send("order-2", "paid").await, (201, false));
+    let idem = |words: &[&str]| fixture.idem_with(&of(&[words, &WHY].concat()));
+    let acting = async {
+        payments.begun.notified().await;
+        tokio::task::block_in_place(|| {
+            idem(&["erase", "order-1"]).refused("the key cannot be erased: the key is in progress");
+            idem(&["forget", "order-2", "order-1"]).refused("key number 2 cannot be forgotten: the key is in progress");
+            idem(&["forget", "order-1", "--dry-run"]).refused("in progress");
+            assert!(idem(&["erase", "order-3"]).ok().contains("0 rows"), "it never came");
+            assert!(idem(&["forget", "order-3"]).ok().contains("0 records"), "it never came");
+        });
+        payments.goes_on.notify_one();
+    };
+    let (answered, ()) = tokio::join!(payments.send("order-1", "slow"), acting);
+    assert_eq!(answered, (201, false));
+    assert_eq!(payments.send("order-2", "paid").await, (201, true), "nothing was forgotten");
+    assert!(idem(&["forget", "order-1", "order-2"]).ok().contains("2 forgotten"));
+    fixture.drop().await;
+}
+
+/// W71: on a file nobody can tell which key is in progress, only that something is: the command waits for its end, and then says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn w71_a_request_that_runs_is_neither_forgotten_nor_erased_on_sqlite() {
+    on_sqlite(async |store, path, idem| {
+        let payments = Payments::on(&store);
+        assert_eq!(payments.send("order-2", "paid").await, (201, false));
+        let url = format!("sqlite://{}", path.display());
+        let acting = async {
+            payments.begun.notified().await;
+            let refused = ["erase order-1", "forget order-1", "forget order-1 --dry-run"].map(|words| {
+                let url = url.clone();
+                tokio::task::spawn_blocking(move || {
+                    let words = of(&words.split(' ').chain(WHY).collect::<Vec<_>>());
+                    crate::fixture::command(&[("DATABASE_URL", &url), ("IDEM_OPERATOR", "ada")], &words)
+                        .refused("nobody can tell whether the key is in progress");
+                })
+            });
+            for refused in refused {
+                refused.await.unwrap();
+            }
+            payments.goes_on.notify_one();
+        };
+        let (answered, ()) = tokio::join!(payments.send("order-1", "slow"), acting);
+        assert_eq!(answered, (201, false));
+        assert_eq!(payments.send("order-2", "paid").await, (201, true));
+        assert!(idem(&of(&[&["erase", "order-1"], &WHY[..]].concat())).ok().contains("rows erased"));
+    })
+    .await;
 }
 
 /// W139: a lock on the whole table does not make a request of a key that nobody sent.

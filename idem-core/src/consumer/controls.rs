@@ -1,13 +1,30 @@
-//! The operators' controls, as a [`RunOnce`] obeys them.
+//! The operators' controls, as a [`RunOnce`] obeys them and a [`DedupConsumer`] tells them.
 
 use std::time::Duration;
 
-use super::RunOnce;
+use super::{DedupConsumer, RunOnce};
 use crate::{
     error::StoreError,
-    store::{Bookkeeping as _, Store},
+    store::{Bookkeeping as _, Control, Store},
     worker::Pause,
 };
+
+impl<S: Store> DedupConsumer<S> {
+    /// Reads the operators' control of this name: whether it runs, or is paused or halted, by whom and why.
+    ///
+    /// [`process`](Self::process) does not obey it, because only its caller can leave messages where they are. A receive loop that is to obey
+    /// as a [`Worker`](crate::Worker) does asks every two seconds.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn control(&self) -> Result<Control, StoreError> {
+        let scope = self.inner.register(None).await?.scope;
+        self.inner.store.bookkeeping().control(scope).await
+    }
+}
 
 impl<S: Store> RunOnce<S> {
     /// Reads the operators' control of this name, and obeys it until the next call: while it is paused or halted, no work begins.

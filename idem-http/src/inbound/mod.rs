@@ -4,6 +4,7 @@ mod clock;
 mod eventbridge;
 #[cfg(feature = "reqwest")]
 mod fetch;
+mod pause;
 mod sender;
 mod service;
 mod settle;

@@ -19,6 +19,7 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
+    pause::Pauses,
     sender::{NotAdmitted, Opened, Sender},
     settle::{Reply, decide},
 };
@@ -42,6 +43,7 @@ const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-lar
 const TOO_SLOW: Reply = Reply::later(2, "body-late", "the body did not come");
 const CUT: Reply = Reply::later(2, "body-unreadable", "the body did not come whole");
 const TOO_MANY: Reply = Reply::later(2, "overloaded", "too many are being handled");
+const PAUSED: Reply = Reply::later(5, "paused", "the consumer is paused");
 const GOES_ON: Reply = Reply::later(5, "in-progress", "it is still being handled");
 const UNPROVED: Reply = Reply::later(10, "unproved", "its signature cannot be checked now");
 
@@ -59,6 +61,7 @@ struct Shared<S: Store, F> {
     at_once: Arc<Semaphore>,
     reading: Semaphore,
     outcomes: Outcomes,
+    pauses: Pauses,
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
@@ -70,7 +73,10 @@ impl<S: Store, F: Sender> Inbound<S, F> {
         let body_bytes_max = BODY_BYTES_MAX;
         let labels = vec![Label::new(CONSUMER, consumer.name().to_string())];
         let outcomes = Outcomes::new((HTTP_DELIVERIES, HTTP_DELIVERY_TIME), labels);
-        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes }) }
+        let pauses = Pauses::default();
+        Self {
+            shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes, pauses }),
+        }
     }
 
     /// Sets how long a sender is kept waiting for body and handler together. Defaults to the [sender's](Sender::deadline).
@@ -161,7 +167,11 @@ async fn run<S: Store, F: Sender>(
     message: idem_core::Message,
     permit: OwnedSemaphorePermit,
 ) -> Reply {
-    let reply = decide(&shared.consumer, message).await;
+    // Here, where a slow database is nobody's end: the sender is answered at its deadline, and its event goes on.
+    let reply = match shared.pauses.is_paused(&shared.consumer).await {
+        true => PAUSED,
+        false => decide(&shared.consumer, message).await,
+    };
     drop(permit);
     reply
 }

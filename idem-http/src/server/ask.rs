@@ -132,8 +132,12 @@ impl<S: Store> Shared<S> {
         }
         let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
         self.check_headers(&parts.headers)?;
-        let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
-        let key = key::formed(key, self.key_policy).map_err(Problem::KeyMalformed)?;
+        let key = key_in(parts.uri.path()).map_err(Problem::KeyMalformed)?;
+        let is_quoted = key.len() > 1 && key.starts_with('"') && key.ends_with('"');
+        let key = key::formed(key, self.key_policy).map_err(|what| {
+            Problem::KeyMalformed(if is_quoted { "it is asked about without its quotes" } else { what })
+        })?;
+        let unknown = Problem::NotFound { is_quoted };
         let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
         let asked = route::asked_for(routes, parts.uri.query()).map_err(Problem::RouteUnclear)?;
@@ -144,7 +148,7 @@ impl<S: Store> Shared<S> {
         for (route, key) in joined {
             match self.runs_here(&key, until).await {
                 Some(print) if self.is_for(&who, &print) => return Ok(told(route, &key, KeyState::InProgress, false)),
-                Some(_) => return Err(Problem::NotFound),
+                Some(_) => return Err(unknown),
                 None => ended.push((route, key)),
             }
         }
@@ -160,7 +164,7 @@ impl<S: Store> Shared<S> {
             let routes: Vec<_> = all.iter().map(|(route, ..)| *route).collect();
             return Err(Problem::RouteUnclear(format!("the key was used for {}", routes.join(" and for "))));
         }
-        let (route, key, state) = all.pop().ok_or(Problem::NotFound)?;
+        let (route, key, state) = all.pop().ok_or(unknown)?;
         Ok(told(route, &key, state, wants_answer(parts)))
     }
 
@@ -280,24 +284,32 @@ fn answer_of(result: &ResultBody) -> Value {
 }
 
 /// The last part of a path, decoded.
-fn key_in(path: &str) -> Option<String> {
-    decoded(path.rsplit('/').next()?).filter(|key| !key.is_empty())
+fn key_in(path: &str) -> Result<String, &'static str> {
+    match decoded(path.rsplit('/').next().unwrap_or_default())? {
+        key if key.is_empty() => Err("the path ends with no key"),
+        key => Ok(key),
+    }
 }
 
 /// What is percent-encoded, as text.
-pub(super) fn decoded(encoded: &str) -> Option<String> {
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn decoded(encoded: &str) -> Result<String, &'static str> {
     let mut rest = encoded.bytes();
     let mut bytes = Vec::new();
     while let Some(byte) = rest.next() {
         bytes.push(match byte {
             b'%' => {
                 let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-                u8::try_from(digit(rest.next())? * 16 + digit(rest.next())?).ok()?
+                let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
+                let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
+                decoded.ok_or("a percent sign in the path is not followed by two hexadecimal digits")?
             }
             byte => byte,
         });
     }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(bytes).map_err(|_| "the last part of the path, decoded, is no UTF-8")
 }
 
 fn wants_answer(parts: &Parts) -> bool {
@@ -321,10 +333,12 @@ mod tests {
 
     #[test]
     fn w21_the_key_is_the_last_part_of_the_path_decoded() {
-        assert_eq!(key_in("/idempotency/a%22b%2Fc").as_deref(), Some("a\"b/c"));
-        assert_eq!(key_in("/v1/idempotency/k").as_deref(), Some("k"));
-        for path in ["/idempotency/", "/a%2", "/a%zz", "/%ff"] {
-            assert_eq!(key_in(path), None, "{path}");
+        assert_eq!(key_in("/idempotency/a%22b%2Fc").as_deref(), Ok("a\"b/c"));
+        assert_eq!(key_in("/v1/idempotency/k").as_deref(), Ok("k"));
+        for (path, what) in
+            [("/idempotency/", "no key"), ("/a%2", "hexadecimal"), ("/a%zz", "hexadecimal"), ("/%ff", "no UTF-8")]
+        {
+            assert!(key_in(path).is_err_and(|why| why.contains(what)), "{path}");
         }
     }
 

@@ -76,7 +76,10 @@ pub(crate) enum Problem {
     /// The handler does not take its transaction.
     #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without the layer every handler is given its own"))]
     Unprotected,
-    NotFound,
+    NotFound {
+        /// Whether it was asked about with quotes around it.
+        is_quoted: bool,
+    },
     /// A question does not say which operation it is about.
     RouteUnclear(String),
 }
@@ -210,7 +213,7 @@ impl Problem {
             Self::Overloaded => Row::not_now("overloaded", "The service has too much to do"),
             Self::ResponseRefused(_) => Row::failed("response-refused", "The response cannot be kept"),
             Self::Unprotected => Row::failed("unprotected", "The operation is not protected"),
-            Self::NotFound => {
+            Self::NotFound { .. } => {
                 Row::new(StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key")
             }
             Self::RouteUnclear(_) => Row::new(StatusCode::BAD_REQUEST, "route-unclear", "The operation is unclear"),
@@ -275,7 +278,10 @@ impl Problem {
                  again."
                     .to_owned()
             }
-            Self::NotFound => "No request with this key has ended or is in progress.".to_owned(),
+            Self::NotFound { is_quoted } => {
+                let hint = if *is_quoted { " A key is asked about without the quotes that it has in the header." } else { "" };
+                format!("No request with this key has ended or is in progress.{hint}")
+            }
             Self::RouteUnclear(what) => format!("Ask with ?route=, method and path of the operation: {what}."),
         }
     }
@@ -292,7 +298,7 @@ impl Problem {
 
     /// The state of the key, in the words of the answers about keys.
     fn state(&self) -> Option<&'static str> {
-        if matches!(self, Self::NotFound) {
+        if matches!(self, Self::NotFound { .. }) {
             Some("unknown")
         } else {
             matches!(self, Self::Unavailable).then_some("uncertain")
@@ -420,7 +426,7 @@ mod tests {
             Problem::Overloaded,
             Problem::ResponseRefused(""),
             Problem::Unprotected,
-            Problem::NotFound,
+            Problem::NotFound { is_quoted: false },
             Problem::RouteUnclear(String::new()),
         ];
         let sections = PAGE.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn w154_a_question_names_its_route_by_name_or_by_a_path_to_it() {
+    fn w156_a_question_names_its_route_by_name_or_by_a_path_to_it() {
         let routes =
             ["POST /charges", "POST /refunds", "PATCH /v1/accounts/{id}", "PUT /files/{*path}"].map(str::to_owned);
         let asked = |query: &str| asked_for(&routes, Some(query));

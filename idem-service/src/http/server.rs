@@ -1,5 +1,6 @@
 //! Serves requests within limits: a client of the port may neither hold the service's memory nor keep it from stopping.
 
+mod unread;
 mod writes;
 
 use std::{
@@ -26,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::writes::Writes;
+use self::{unread::Rest, writes::Writes};
 
 /// How many connections are open at once. One more waits until another has closed.
 const CONNECTIONS_MAX: usize = 20_000;
@@ -108,9 +109,13 @@ async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).max_buf_size(HEAD_BYTES_MAX);
     let (stream, routes) = (TokioIo::new(Writes::new(stream, stop.clone())), TowerToHyperService::new(routes));
     let counted = service_fn(|request| {
+        let (request, rest) = Rest::of(request);
         let (request_in_hand, answered) = (InHand::one(&unanswered), routes.call(request));
         async move {
-            let answered = answered.await;
+            let mut answered = answered.await;
+            if let Ok(answer) = &mut answered {
+                rest.settle(answer.headers_mut()).await;
+            }
             drop(request_in_hand);
             answered
         }

@@ -101,7 +101,7 @@ async fn w35_what_may_not_be_sent_may_still_be_asked_about() {
     assert!(matches!(sent(&provider, Profile::idem(HOUR, "")).await, Ended::Known(_)));
 }
 
-/// W35: a server that says until when it knows the key may be asked for the answer once more, because nothing can run there. W154: that
+/// W35: a server that says until when it knows the key may be asked for the answer once more, because nothing can run there. W156: that
 /// holds where it says of which operation; what it knows of another one with this key says nothing.
 #[tokio::test(start_paused = true)]
 async fn w35_what_the_server_knows_for_longer_is_fetched() {

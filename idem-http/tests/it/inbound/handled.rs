@@ -9,7 +9,11 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
 use http_body::{Body, Frame};
-use idem_core::telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME};
+use idem_core::{
+    ConsumerName, ControlState, Store as _, Tenant,
+    store::Bookkeeping as _,
+    telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
+};
 use idem_http::inbound::{EventBridge, Inbound, Secret, Sender, Sns, StandardWebhooks, Stripe};
 use idem_sqlx::PostgresStore;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
@@ -176,6 +180,57 @@ async fn w43_what_fails_beyond_the_deadline_is_kept() {
     fixture.drop().await;
 }
 
+/// W41: two instances get copies of one event at once, and another payload under its key: one runs, and what the others are is decided
+/// once it has ended.
+#[tokio::test]
+async fn w41_copies_at_two_instances_at_once_have_one_effect() {
+    let fixture = Fixture::new().await;
+    let (here, there) = (serve(inbound(&fixture)).await, serve(inbound(&fixture)).await);
+    let (event, other) = (event("e-1", r#"{"cents":1}"#), event("e-1", r#"{"cents":9}"#));
+    fixture.act(Act::WriteAndWait);
+    let first = tokio::spawn({
+        let event = event.clone();
+        async move { send(&here, "new", event).await }
+    });
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    for body in [&event, &other] {
+        let said = send(&there, "new", body.clone()).await;
+        assert_eq!(said, Said(503, Some("2".into()), "another delivery of it is being handled".into()));
+    }
+    assert!(fixture.dead_letters().await.is_empty(), "nobody knows yet whether it is a conflict");
+    fixture.orders.let_go.notify_one();
+    assert_eq!(first.await.unwrap(), Said(200, None, "handled".into()));
+    assert_eq!(send(&there, "new", event).await, Said(200, None, "handled before".into()));
+    assert_eq!(send(&there, "new", other).await, Said(200, None, "kept for a person to look at".into()));
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["e-1".to_owned()], 1));
+    assert_eq!(fixture.dead_letters().await, [r#"conflict|e-1|{"cents":9}"#]);
+    fixture.drop().await;
+}
+
+/// W43: a sender that goes away while its event is handled does not end the handler, and its next try is a duplicate.
+#[tokio::test]
+async fn w43_a_sender_that_is_gone_ends_nothing() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture)).await;
+    fixture.act(Act::WriteAndWait);
+    let body = event("e-1", "{}");
+    let address = url.trim_start_matches("http://").trim_end_matches("/events");
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /events HTTP/1.1\r\nhost: a\r\nx-api-key: new\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    drop(stream);
+    assert_eq!(status(&url, body.clone()).await, 503, "it is still held");
+    fixture.orders.let_go.notify_one();
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    // The commit gives no signal here.
+    while status(&url, body.clone()).await != 200 {
+        assert!(tokio::time::Instant::now() < until, "never confirmed");
+    }
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["e-1".to_owned()], 1));
+    fixture.drop().await;
+}
+
 /// W141: an event that fails for now beyond the deadline leaves nothing, and the sender's next try has its effect once.
 #[tokio::test]
 async fn w141_what_fails_for_now_beyond_the_deadline_may_come_again() {
@@ -285,6 +340,40 @@ impl Body for CutOff {
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         Poll::Ready(Some(Err(std::io::ErrorKind::ConnectionReset.into())))
     }
+}
+
+/// W155: while an operator has paused the consumer no event is handled, its sender tries again, and a resume ends it.
+#[tokio::test]
+async fn w155_a_paused_consumer_handles_nothing() {
+    let fixture = Fixture::new().await;
+    let name = ConsumerName::new("events").unwrap();
+    fixture.consumer(EventBridge::identify).start().await.unwrap();
+    for state in [ControlState::Paused, ControlState::Halted] {
+        let scope = fixture.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap();
+        let control =
+            async |state| fixture.store.bookkeeping().set_control(scope, state, "ada", "read only").await.unwrap();
+        control(state).await;
+        let url = serve(inbound(&fixture)).await;
+        let runs = fixture.runs();
+        let said = send(&url, "new", event(state.as_str(), "{}")).await;
+        assert_eq!(said, Said(503, Some("5".into()), "the consumer is paused".into()));
+        assert_eq!(send(&url, "strange", event("e-1", "{}")).await.0, 401, "and a stranger learns nothing of it");
+        assert_eq!((fixture.runs(), fixture.dead_letters().await.len()), (runs, 0));
+        control(ControlState::Running).await;
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        // It reads the controls every two seconds.
+        while status(&url, event(state.as_str(), "{}")).await != 200 {
+            assert!(tokio::time::Instant::now() < until, "never resumed");
+        }
+        assert_eq!(fixture.runs(), runs + 1);
+        // And a pause that comes while it serves is obeyed as soon.
+        control(state).await;
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        while status(&url, event("while", "{}")).await != 503 {
+            assert!(tokio::time::Instant::now() < until, "never paused");
+        }
+    }
+    fixture.drop().await;
 }
 
 /// W95: each delivery is counted once, by how it ended.

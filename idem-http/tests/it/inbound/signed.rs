@@ -77,6 +77,59 @@ async fn w40_an_unsigned_or_old_webhook_is_refused() {
     fixture.drop().await;
 }
 
+/// W40: while a secret is being replaced some instances know the old one alone and others the new one. What one refuses, another takes at the
+/// next try; an event that is signed by both is taken by each; and it has its effect once.
+#[tokio::test]
+async fn w40_a_secret_in_rotation_loses_and_doubles_nothing() {
+    let fixture = Fixture::new().await;
+    let knowing = async |byte: u8| {
+        let secrets = [secret(byte).parse::<Secret>().unwrap()];
+        serve(Inbound::new(fixture.consumer(StandardWebhooks::identify), StandardWebhooks::new(secrets))).await
+    };
+    let (old, new) = (knowing(1).await, knowing(2).await);
+    let (body, at) = (r#"{"cents":1}"#, now());
+    let by_new = signed(2, "msg_1", at, body);
+    assert_eq!(post(&old, &by_new, body).await.0, 401);
+    assert_eq!(post(&new, &by_new, body).await, Said(200, None, "handled".into()));
+    let mut by_both = signed(1, "msg_2", at, body);
+    by_both[2].1 = format!("v1a,ignored {} {}", by_both[2].1, signed(2, "msg_2", at, body)[2].1);
+    assert_eq!(post(&old, &by_both, body).await, Said(200, None, "handled".into()));
+    assert_eq!(post(&new, &by_both, body).await, Said(200, None, "handled before".into()));
+    // A signature of another event beside a right one makes that no other event's.
+    let mut mixed = signed(2, "msg_3", at, body);
+    mixed[0].1 = "msg_4".to_owned();
+    mixed[2].1 = format!("{} {}", mixed[2].1, by_both[2].1);
+    assert_eq!(post(&new, &mixed, body).await.0, 401);
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["msg_1".to_owned(), "msg_2".to_owned()], 2));
+    assert!(fixture.dead_letters().await.is_empty(), "what was refused is with its sender alone");
+    fixture.drop().await;
+}
+
+/// W40: Stripe signs with each secret of an endpoint while one is being replaced.
+#[tokio::test]
+async fn w40_stripes_secret_in_rotation_loses_and_doubles_nothing() {
+    let fixture = Fixture::new().await;
+    let knowing =
+        async |secret: &str| serve(Inbound::new(fixture.consumer(Stripe::identify), Stripe::new([secret]))).await;
+    let (old, new) = (knowing("whsec_old").await, knowing("whsec_new").await);
+    let body = r#"{"id":"evt_1","object":"event","type":"charge.succeeded","pending_webhooks":1}"#;
+    let at = now();
+    let by = |secret: &str| hex_hmac(secret, &format!("{at}.{body}"));
+    let header = |signatures: &[String]| {
+        let signatures: String = signatures.iter().map(|one| format!(",v1={one}")).collect();
+        vec![("stripe-signature", format!("t={at}{signatures}"))]
+    };
+    assert_eq!(post(&old, &header(&[by("whsec_new")]), body).await.0, 401);
+    let both = header(&["zz".to_owned(), by("whsec_new"), by("whsec_old")]);
+    assert_eq!(post(&old, &both, body).await, Said(200, None, "handled".into()));
+    assert_eq!(post(&new, &both, body).await, Said(200, None, "handled before".into()));
+    for at in [at - 301, at + 310] {
+        assert_eq!(post(&new, &stripe_signed("whsec_new", at, body), body).await.0, 401);
+    }
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["evt_1".to_owned()], 1));
+    fixture.drop().await;
+}
+
 fn stripe(fixture: &Fixture) -> Inbound<PostgresStore, Stripe> {
     Inbound::new(fixture.consumer(Stripe::identify), Stripe::new(["whsec_old", "whsec_new"]))
 }

@@ -9,7 +9,7 @@ use idem_core::{
     Retention, Store,
     store::{Expiring, Removal, Removed},
 };
-use idem_http::{AskService, Idempotency};
+use idem_http::{AskService, Idempotency, Profile};
 use sqlx::Connection as _;
 use tower::ServiceExt as _;
 
@@ -70,8 +70,8 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
 }
 
-/// W154: one key may be used for two operations: what is told is of one of them, and which it is stands beside it.
-pub(crate) async fn w154_what_is_told_is_of_the_operation_that_is_asked_about<G: Ground>() {
+/// W156: one key may be used for two operations: what is told is of one of them, and which it is stands beside it.
+pub(crate) async fn w156_what_is_told_is_of_the_operation_that_is_asked_about<G: Ground>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).build().unwrap();
     let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["POST /t", "PATCH /t"]));
@@ -112,6 +112,31 @@ async fn w14_no_subject_is_told_what_another_process_runs() {
     runs.release(1);
     assert_eq!(first.await.unwrap().status, 201);
     assert_eq!(ask(&asks, "acme/ann", "/idempotency/k", "").await.json()["state"], "completed");
+}
+
+/// W21: a key is asked about without the quotes that it has in the header, and who gives them is told; so is who asks about no key.
+#[tokio::test]
+async fn w21_a_question_that_is_no_keys_is_told_why() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    assert_eq!(send::<Memory>(&route::<Memory>(&payments, &runs), request("\"k\"", "one")).await.status, 201);
+    let uuids = builder(&ground).profile(Profile::guardia()).build().unwrap();
+    let (asks, of_uuids) = (payments.asks(["POST /t"]), uuids.asks(["POST /t"]));
+    assert_eq!(ask(&asks, "acme", "/idempotency/k", "").await.status, 200);
+    for (asks, path, status, told) in [
+        (&asks, "/idempotency/%22k%22", 404, "without the quotes that it has in the header"),
+        (&of_uuids, "/idempotency/%228e03978e-40d5-43e8-bc93-6894a57f9324%22", 400, "without its quotes"),
+        (&asks, "/idempotency/%FF", 400, "is no UTF-8"),
+        (&asks, "/idempotency/%zz", 400, "two hexadecimal digits"),
+        (&asks, "/idempotency/", 400, "no key"),
+    ] {
+        let seen = ask(asks, "acme", path, "").await;
+        let detail = seen.json()["detail"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((seen.status, detail.contains(told)), (status, true), "{path}: {detail}");
+        assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{path}");
+    }
+    let unknown = ask(&asks, "acme", "/idempotency/other", "").await.json();
+    assert!(!unknown["detail"].to_string().contains("quotes"), "{unknown}");
 }
 
 /// W13: a tenant's questions count towards its share of the connections.

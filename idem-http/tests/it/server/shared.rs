@@ -23,14 +23,14 @@ use super::{
     support::{Handler, Route, Runs, Seen, answer, builder, request, request_of, send},
 };
 
-type Sending = Pin<Box<dyn Future<Output = Seen> + Send>>;
+pub(super) type Sending = Pin<Box<dyn Future<Output = Seen> + Send>>;
 
 /// A place where handlers wait until the test lets them go on.
 #[derive(Clone)]
-struct Gate(Arc<(watch::Sender<usize>, watch::Sender<bool>)>);
+pub(super) struct Gate(Arc<(watch::Sender<usize>, watch::Sender<bool>)>);
 
 impl Gate {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Arc::new((watch::Sender::new(0), watch::Sender::new(false))))
     }
 
@@ -39,36 +39,37 @@ impl Gate {
         self.0.1.subscribe().wait_for(|open| *open).await.unwrap();
     }
 
-    async fn arrived(&self, count: usize) {
+    pub(super) async fn arrived(&self, count: usize) {
         self.0.0.subscribe().wait_for(|arrived| *arrived >= count).await.unwrap();
     }
 
-    fn open(&self) {
+    pub(super) fn open(&self) {
         self.0.1.send_replace(true);
     }
 }
 
 /// A route whose requests share transactions on one connection: the requests that come while one runs are in the next one. The
 /// handler writes the body as an effect; a request with `x-held` then waits at the gate that it names.
-struct Service<G: Ground> {
-    ground: G,
-    route: Route<G>,
-    runs: Arc<Runs>,
-    gates: Gates,
-    units: Snapshotter,
+pub(super) struct Service<G: Ground> {
+    pub(super) ground: G,
+    pub(super) idempotency: Idempotency<G::Store>,
+    pub(super) route: Route<G>,
+    pub(super) runs: Arc<Runs>,
+    pub(super) gates: Gates,
+    pub(super) units: Snapshotter,
     /// The key and the body of the request that is held while others come.
-    first: &'static str,
+    pub(super) first: &'static str,
 }
 
 /// That of the first request, and that of the last.
-type Gates = [Gate; 2];
+pub(super) type Gates = [Gate; 2];
 
-fn gates() -> Gates {
+pub(super) fn gates() -> Gates {
     [Gate::new(), Gate::new()]
 }
 
 impl<G: Ground> Service<G> {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::with(|builder| builder.wait_for_owner(Duration::from_secs(20))).await
     }
 
@@ -80,7 +81,7 @@ impl<G: Ground> Service<G> {
         idempotency.start().await.unwrap();
         let (runs, gates) = (Arc::<Runs>::default(), gates());
         let route = route::<G>(&idempotency, &runs, &gates);
-        Self { ground, route, runs, gates, units: recorder.snapshotter(), first: "first" }
+        Self { ground, idempotency, route, runs, gates, units: recorder.snapshotter(), first: "first" }
     }
 
     /// How many requests were in each unit so far, since this was asked last.
@@ -91,12 +92,12 @@ impl<G: Ground> Service<G> {
         sizes.into_iter().map(|size| size.into_inner() as usize).collect()
     }
 
-    fn begun(&self) -> usize {
+    pub(super) fn begun(&self) -> usize {
         self.runs.begun()
     }
 
     /// Sends one request, which is held in its handler, and then the others, which come while it runs.
-    async fn held(&self, others: impl IntoIterator<Item = Request<Full<Bytes>>>) -> Vec<Sending> {
+    pub(super) async fn held(&self, others: impl IntoIterator<Item = Request<Full<Bytes>>>) -> Vec<Sending> {
         let first = begun(send::<G>(&self.route, held(request(self.first, self.first), 0))).await;
         self.gates[0].arrived(1).await;
         let mut all = vec![first];
@@ -107,7 +108,7 @@ impl<G: Ground> Service<G> {
     }
 
     /// Lets the handler go on, and answers all but the first request.
-    async fn answered(&self, all: Vec<Sending>) -> Vec<Seen> {
+    pub(super) async fn answered(&self, all: Vec<Sending>) -> Vec<Seen> {
         self.gates[0].open();
         let mut seen = Vec::new();
         for one in all {
@@ -117,7 +118,7 @@ impl<G: Ground> Service<G> {
         seen
     }
 
-    async fn together(&self, others: impl IntoIterator<Item = Request<Full<Bytes>>>) -> Vec<Seen> {
+    pub(super) async fn together(&self, others: impl IntoIterator<Item = Request<Full<Bytes>>>) -> Vec<Seen> {
         let all = self.held(others).await;
         self.answered(all).await
     }
@@ -134,7 +135,7 @@ impl<G: Ground> Service<G> {
     }
 }
 
-fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>, gates: &Gates) -> Route<G> {
+pub(super) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>, gates: &Gates) -> Route<G> {
     let (runs, gates) = (Arc::clone(runs), gates.clone());
     let handler: Handler<G::Store> = Box::new(move |request, tx| {
         let (runs, gates) = (Arc::clone(&runs), gates.clone());
@@ -154,7 +155,7 @@ fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>, gates
     idempotency.route("/t", handler).shares_units(16).unwrap()
 }
 
-fn held(mut request: Request<Full<Bytes>>, gate: u16) -> Request<Full<Bytes>> {
+pub(super) fn held(mut request: Request<Full<Bytes>>, gate: u16) -> Request<Full<Bytes>> {
     request.headers_mut().insert("x-held", gate.into());
     request
 }
@@ -174,7 +175,7 @@ fn requests(bodies: &[&str]) -> Vec<Request<Full<Bytes>>> {
     bodies.iter().enumerate().map(|(number, body)| request(&format!("k-{number}"), body)).collect()
 }
 
-fn statuses(seen: &[Seen]) -> Vec<u16> {
+pub(super) fn statuses(seen: &[Seen]) -> Vec<u16> {
     seen.iter().map(|seen| seen.status).collect()
 }
 

@@ -46,7 +46,7 @@ on_every_store!(
     layer::w88_events_with_their_requests_keys_stay_apart,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
-    ask::w154_what_is_told_is_of_the_operation_that_is_asked_about,
+    ask::w156_what_is_told_is_of_the_operation_that_is_asked_about,
     both::w100_a_first_use_on_two_servers_at_once,
     both::w101_a_client_goes_away_in_each_phase,
     shared::w80_requests_that_come_together_share_a_transaction,
@@ -57,6 +57,10 @@ on_every_store!(
     shared::w83_a_neighbour_that_does_not_end_is_cut_off,
     shared::w84_a_client_that_is_gone_takes_nobody_with_it,
     shared::w85_one_key_in_one_group_is_one_operation,
+    company::w84_a_failure_without_its_client_is_its_own,
+    company::w85_a_conflict_in_failing_company_is_its_own,
+    company::w85_two_instances_with_the_same_keys_at_once,
+    company::w120_what_cannot_be_compared_is_no_conflict_in_company,
 );
 
 mod in_a_schema {
@@ -73,6 +77,10 @@ mod in_a_schema {
     }
 }
 
+// On SQLite the control waits for the transaction of the request that runs.
+on!(paused_memory, Memory, company::w131_a_pause_meets_those_who_wait_for_company);
+on!(paused_postgres, Postgres, company::w131_a_pause_meets_those_who_wait_for_company);
+on!(paused_tokio_postgres, TokioPostgres, company::w131_a_pause_meets_those_who_wait_for_company);
 on!(locked_postgres, Postgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
 on!(locked_tokio_postgres, TokioPostgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
 

@@ -57,7 +57,7 @@ pub(crate) trait Events {
     /// `payload`, in hexadecimal digits, and `headers`.
     fn content(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
 
-    /// Lets them go; where stale ones are meant too, as if they had never been sent.
+    /// Lets them go; where stale ones are meant, the time for which their receivers know a copy begins anew.
     fn retry(&mut self, events: &[EventName], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
 
     fn skip(&mut self, events: &[EventName], because: &str) -> impl Future<Output = Result<i64, Failure>>;
@@ -167,7 +167,7 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
         return Ok(Report::said(format!("{} would be sent", number(count))));
     }
     confirm(&format!("This sends {} events", number(count)), asked.yes.yes)?;
-    // Only what is stale counts as never sent.
+    // The copy of what is not stale was sent when it was sent.
     let mut going = 0;
     for (rows, with_stale) in [(others, false), (stale, true)] {
         if !rows.is_empty() {

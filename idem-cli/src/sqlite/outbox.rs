@@ -47,7 +47,7 @@ LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer WHERE {named}"#;
 
 const CONTENT: &str = r#"SELECT payload, headers FROM "{schema}_outbox" AS o WHERE {named}"#;
 
-/// As on PostgreSQL: a stale event that is to go counts as never sent. Further parameters: 2 who, 3 whether stale ones are meant.
+/// As on PostgreSQL: the time for which the receivers of a stale event know a copy begins anew. Further parameters: 2 who, 3 whether stale ones are meant.
 const RETRY: [&str; 2] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' END, o.consumer, o.event_key,
@@ -55,7 +55,10 @@ SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' E
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE {named} AND o.state IN (1, 2)"#,
     r#"UPDATE "{schema}_outbox" AS o SET state = 0, attempts = 0,
-    not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})), first_sent_at = iif(?3 = 1, NULL, first_sent_at)
+    not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})),
+    first_sent_at = iif(?3 = 1, (SELECT iif({first_sent} IS NULL, NULL, {now})
+        FROM "{schema}_outbox_destinations" AS d WHERE d.id = o.destination), first_sent_at),
+    error = iif(?3 = 1 AND substr(error, 1, 7) = 'stale: ', NULL, error)
 WHERE {named} AND o.state IN (1, 2)"#,
 ];
 

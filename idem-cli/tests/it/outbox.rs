@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
-    outbox::{DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, UNDER_WAY},
+    outbox::{
+        DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, RECEIVER_KEEPS, UNDER_WAY,
+    },
 };
 use idem_testkit::Decide as _;
 
@@ -107,7 +109,9 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     ask(&format!("outbox retry {first} --yes")).refused("1 of them are stale");
     ask(&format!("outbox retry {first} --stale --yes")).ok();
     let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
-    assert_eq!(next[0].first_sent_ago, None, "or the relay would set it aside again");
+    let ago = next[0].first_sent_ago;
+    assert!(ago.is_some_and(|ago| ago < Duration::from_secs(60)), "or the relay would set it aside again: {ago:?}");
+    o101_a_copy_of_a_stale_event_is_not_forgotten(subject, first, ask).await;
 
     subject.fail(first, "again").await;
     // O54: what is not stale stays sent.
@@ -138,6 +142,28 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(lease().await, Leased::Mine);
 
     o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
+}
+
+/// O101: the receivers' time begins anew when a stale event is to go, and its copy may be with them all the same.
+async fn o101_a_copy_of_a_stale_event_is_not_forgotten<S: Store>(
+    subject: &Subject<S>,
+    event: &EventName,
+    ask: impl Fn(&str) -> Answer,
+) {
+    let shown = ask(&format!("outbox show {event} --json")).json();
+    assert!(shown["event"][0]["first_sent_at"].is_string(), "{shown}");
+    assert_eq!(shown["event"][0]["error"], serde_json::Value::Null, "it is stale no longer: {shown}");
+    assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
+    let skip = ask(&format!("outbox skip {event} --because tried --dry-run")).ok();
+    assert!(skip.contains("a copy of 1 may have been sent before"), "{skip}");
+    // It fails before anything is sent, and waits for longer than its receivers remember the copy of before.
+    let end = EventEnd::Failed { error: "too large".to_owned(), may_be_sent: false };
+    let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
+    subject.outbox.settle(subject.payments, &[(&next[0], end)]).await.unwrap();
+    subject.relayed(Duration::from_secs(3_600)).await;
+    ask("outbox retry --failed payments --yes").refused("1 of them are stale");
+    subject.relayed(RECEIVER_KEEPS).await;
+    ask("outbox retry --failed payments --yes").ok();
 }
 
 /// O40: an event that may go is in the hands of the relay that has the destination, paused or not, until it lets go.
@@ -193,6 +219,8 @@ fn trail([first, second]: [&EventName; 2]) -> Vec<String> {
         format!("read-event-payload {event}"),
         format!("retry-event {event}"),
         format!("retry-stale-event {event}"),
+        format!("read-event {event}"),
+        format!("retry-event {event}"),
         format!("retry-event {event}"),
         format!("skip-event {event}: paid by hand"),
         "pause-outbox payments: their-deploy".to_owned(),

@@ -33,7 +33,7 @@ pub(crate) use self::{
 pub(crate) async fn run(target: &Target, command: Outbox) -> Result<Report, Failure> {
     if let Outbox::List { destination, state, limit } = &command {
         let outbox = Arc::new(database::store(target)?).outbox().ok_or_else(|| Failure::refused(NO_OUTBOX))?;
-        return list(&*outbox, destination.as_deref(), *state, limit).await;
+        return list(&*outbox, Database::open(target).await?, destination.as_deref(), *state, limit).await;
     }
     run_on(Database::open(target).await?, command).await
 }
@@ -64,6 +64,9 @@ pub(crate) trait Events {
 
     /// Answers how many destinations there are of this name.
     fn pause(&mut self, destination: &str, reason: &str) -> impl Future<Output = Result<i64, Failure>>;
+
+    /// `destination` and `because` of those that are paused, as the trail has it.
+    fn paused(&mut self) -> impl Future<Output = Result<Table, Failure>>;
 
     fn resume(&mut self, destination: &str) -> impl Future<Output = Result<i64, Failure>>;
 }
@@ -205,7 +208,7 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
         0 => String::new(),
         left => format!("; {} had gone meanwhile, or a relay has taken them", thousands(left)),
     };
-    Ok(Report::said(format!("{} skipped, and what waited behind them may go{sent}{left}", thousands(skipped))))
+    Ok(Report::said(format!("{} skipped, and what waited behind nothing else may go{sent}{left}", thousands(skipped))))
 }
 
 /// Whether a column says yes, which is a number on SQLite.

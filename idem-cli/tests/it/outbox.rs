@@ -86,7 +86,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(listed["events"][0]["error"], "the topic takes 1000 bytes", "{listed}");
     assert_eq!(listed["destinations"][0]["behind"], 2, "{listed}");
     let doctor = ask("doctor");
-    assert!(doctor.status == 1 && doctor.out.contains("nobody relays payments"), "{doctor:?}");
+    assert!(doctor.status == 1 && doctor.out.contains("nobody relays payments, and 3 events wait"), "{doctor:?}");
     assert!(doctor.out.contains("1 events for payments have failed, and 2 wait behind them"), "{doctor:?}");
 
     assert!(!ask(&format!("outbox show {first}")).ok().contains(PAYLOAD), "only where it is asked for");
@@ -129,7 +129,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));
     ask(&format!("outbox skip {first} --yes")).refused("--because");
     let why = ["outbox", "skip", &first.to_string(), "--because", "paid by hand", "--yes"];
-    assert!(idem(&why).ok().contains("1 skipped"));
+    assert!(idem(&why).ok().contains("1 skipped, and what waited behind nothing else may go"));
     assert_eq!(subject.next().await, [second.clone(), third.clone()], "they go at once");
 
     ask("outbox pause nowhere --reason deploy").refused("there is no destination \"nowhere\"");
@@ -138,7 +138,11 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     let lease = async || subject.outbox.lease(subject.payments, request).await.unwrap();
     assert_eq!(lease().await, Leased::Paused);
     assert!(ask("doctor").out.contains("payments is paused, and 2 events wait"));
+    let listed = ask("outbox list --json").json();
+    assert_eq!(listed["destinations"][0]["paused_because"], "their-deploy", "{listed}");
+    assert!(ask(&format!("outbox show {second}")).ok().contains("their-deploy"));
     ask("outbox resume payments").ok();
+    assert!(!ask("outbox list").ok().contains("their-deploy"), "it is over");
     assert_eq!(lease().await, Leased::Mine);
 
     o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
@@ -224,6 +228,7 @@ fn trail([first, second]: [&EventName; 2]) -> Vec<String> {
         format!("retry-event {event}"),
         format!("skip-event {event}: paid by hand"),
         "pause-outbox payments: their-deploy".to_owned(),
+        format!("read-event event {} for payments", second.number),
         "resume-outbox payments".to_owned(),
         "pause-outbox payments: skipping".to_owned(),
         format!("skip-event event {} for payments: sent by hand", second.number),

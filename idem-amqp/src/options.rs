@@ -220,7 +220,7 @@ impl AmqpOptions {
         }
         if self.consumer_timeout < Duration::from_secs(1) {
             let rule = "it must be at least 1 s, and what the broker has";
-            return Err(ConfigError::new("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
+            return Err(ConfigError::span("consumer_timeout", self.consumer_timeout, rule));
         }
         if self.delivery_limit == Some(DeliveryLimit::Of(0)) {
             return Err(ConfigError::new("delivery_limit", "0", "it must be at least 1, or unlimited"));
@@ -375,7 +375,7 @@ fn check_authorities(_pem: &str) -> Result<(), ConfigError> {
 }
 
 fn check_queue(field: &'static str, queue: &str) -> Result<ShortString, ConfigError> {
-    let rule = "it must have 1 to 255 bytes";
+    let rule = "it must have 1 to 255 bytes, and not blanks alone";
     match ShortString::try_new(queue) {
         Ok(name) if !queue.trim().is_empty() => Ok(name),
         Ok(_) | Err(_) => Err(ConfigError::new(field, format!("{queue:?}"), rule)),

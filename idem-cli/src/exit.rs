@@ -99,7 +99,8 @@ fn migration_error(error: &MigrateError) -> String {
     let words = chain(error).filter_map(|link| link.downcast_ref::<sqlx::Error>()).find_map(|error| {
         let error = error.as_database_error()?;
         let hint = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().and_then(|error| error.hint());
-        Some(format!("{error}. {}", hint.unwrap_or_default()))
+        // The error as a whole ends with a line of the server's function.
+        Some(format!("{}. {}", error.message(), hint.unwrap_or_default()))
     });
     words.map_or_else(|| error.to_string(), |words| format!("{error}: {words}"))
 }

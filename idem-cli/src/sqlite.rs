@@ -51,7 +51,7 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
         Command::Outbox(Outbox::List { destination, state, limit }) => {
             let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
-            commands::outbox::list(&*outbox, destination.as_deref(), state, &limit).await
+            commands::outbox::list(&*outbox, File::open(target).await?, destination.as_deref(), state, &limit).await
         }
         Command::Outbox(command) => commands::outbox::run_on(File::open(target).await?, command).await,
         other @ (Command::Migrate(_)

@@ -78,6 +78,10 @@ pub enum Bug {
     RandomId,
     /// An event is noted as published before it is (O2).
     MarksFirst,
+    /// A relay reads on from the last number that it saw (O5).
+    ScansById,
+    /// An event is one by its key alone, so that what one message tells a second destination under that key is lost (O15).
+    PkIdOnly,
     /// An event whose confirmation did not come counts as published (O2).
     SilenceConfirms,
     /// One confirmed event of a batch confirms all of them (O2).
@@ -111,7 +115,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 52] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -148,6 +152,8 @@ impl Bug {
         Self::LossesMissTheUnit,
         Self::RandomId,
         Self::MarksFirst,
+        Self::ScansById,
+        Self::PkIdOnly,
         Self::SilenceConfirms,
         Self::OneConfirmsAll,
         Self::SendsFollowers,

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, time::Duration};
 
-use crate::{key::IdempotencyKey, message::ConsumerName};
+use crate::{key::IdempotencyKey, message::ConsumerName, span::Exactly};
 
 /// Any error, boxed, as drivers and handlers hand it to the engine.
 pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
@@ -269,7 +269,8 @@ impl ConfigError {
         Self { field, value: value.to_string(), rule }
     }
 
-    pub(crate) fn span(field: &'static str, value: Duration, rule: &'static str) -> Self {
-        Self { field, value: format!("{value:?}"), rule }
+    /// The same of a span of time.
+    pub fn span(field: &'static str, value: Duration, rule: &'static str) -> Self {
+        Self { field, value: Exactly(value).to_string(), rule }
     }
 }

@@ -29,6 +29,7 @@ mod router;
 pub mod scratch;
 mod setters;
 pub mod source;
+mod span;
 mod spawn;
 pub mod store;
 pub mod telemetry;
@@ -72,6 +73,7 @@ pub use self::{
     retry::RetryPolicy,
     router::{Router, UnknownTypeError},
     source::Source,
+    span::{Exactly, Roughly},
     store::{ControlState, HandingIn, Recorded, Retention, Store, Tx},
     worker::{Incident, IncidentKind, Load, Pause, Summary, Wait, Worker, WorkerBuilder, WorkerError, WorkerView},
 };

@@ -72,6 +72,11 @@ impl NewEvent {
         event: Event,
     ) -> Result<Self, PublishError> {
         event.check()?;
+        let bytes = event.bytes_beside_the_payload();
+        if bytes > collect::EVENTS_BYTES_MAX {
+            let (size, rule) = (format!("of {bytes} bytes"), "at most 4 MiB: put what is large into the payload");
+            return Err(PublishError::invalid("headers and ordering key", &size, rule));
+        }
         let mut headers = event.headers.clone();
         headers.push(CAUSE, Some(key.as_str().to_owned().into()));
         Ok(Self::row(scope, destination, key, event, headers))

@@ -240,7 +240,7 @@ impl KafkaOptions {
         self.consumer_config().create_native_config().map_err(refused_by_library)?;
         self.publisher_config().create_native_config().map_err(refused_by_library)?;
         let span = |field, value: Duration, min, max, rule| {
-            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::new(field, format!("{value:?}"), rule)) }
+            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::span(field, value, rule)) }
         };
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         span("commit_every", self.commit_every, ms(10), s(300), "it must be from 10 ms to 5 minutes")?;

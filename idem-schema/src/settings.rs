@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use idem_core::{ConfigError, StoreError};
+use idem_core::{ConfigError, Exactly, StoreError};
 
 use crate::SchemaName;
 
@@ -56,7 +56,7 @@ impl PostgresSettings {
         check_number("connections", self.connections as usize, 1, 64, "it must be from 1 to 64")?;
         for (field, limit) in [("connect_timeout", self.connect_timeout), ("answer_timeout", self.answer_timeout)] {
             if !(Duration::from_millis(10)..=Duration::from_secs(300)).contains(&limit) {
-                return Err(refused(field, format!("{limit:?}"), "it must be from 10 ms to 5 minutes"));
+                return Err(refused(field, Exactly(limit).to_string(), "it must be from 10 ms to 5 minutes"));
             }
         }
         Ok(())
@@ -141,7 +141,7 @@ mod tests {
         assert!(error.to_string().contains("connections is 0, but it must be"), "{error}");
         let settings = PostgresSettings { answer_timeout: Duration::ZERO, ..PostgresSettings::default() };
         let error = settings.check().unwrap_err().to_string();
-        assert!(error.contains("answer_timeout is 0ns"), "{error}");
+        assert!(error.contains("answer_timeout is 0s"), "{error}");
     }
 
     #[test]

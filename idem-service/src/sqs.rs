@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
 use clap::ValueEnum;
-use idem_core::{BoxError, ConfigError};
+use idem_core::{BoxError, ConfigError, Exactly};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
@@ -129,9 +129,9 @@ impl Sqs {
         }
         let source = options.build().map_err(refused)?;
         if self.wait + GIVE_BACK > self.worker.drain {
-            let (wait, drain) = (self.wait, self.worker.drain);
+            let (wait, drain) = (Exactly(self.wait), Exactly(self.worker.drain));
             return Err(format!(
-                "--wait is {wait:?}, but --drain is {drain:?}: a stop waits for the last receive, and needs 3s more to give \
+                "--wait is {wait}, but --drain is {drain}: a stop waits for the last receive, and needs 3s more to give \
                  back what that brings; make --wait shorter, or --drain longer"
             )
             .into());

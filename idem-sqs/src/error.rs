@@ -80,6 +80,13 @@ where
     SourceError::Unavailable { doing, source: Box::new(error) }
 }
 
+/// Whether no connection could be made, so that nothing has left (O100). The SDK says of this no more than of one that broke: that it
+/// failed. The client below it does say so. A client of another kind counts as one that may have sent something.
+pub(crate) fn could_not_connect(error: &(dyn Error + 'static)) -> bool {
+    let is_connect = |error: &hyper_util::client::legacy::Error| error.is_connect();
+    idem_core::chain(error).any(|error| error.downcast_ref().is_some_and(is_connect))
+}
+
 /// Also by the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
 pub(crate) fn is_denied(error: &impl ProvideErrorMetadata) -> bool {
     error.code().is_some_and(|code| code.contains("AccessDenied"))

@@ -15,7 +15,7 @@ use idem_core::{
 use serde::de::IgnoredAny;
 
 use crate::{
-    error::{UNKNOWN_QUEUE, classify},
+    error::{UNKNOWN_QUEUE, classify, could_not_connect},
     fifo::{deduplication_id, hashed},
     options::{is_fifo, queue_name},
     publisher::{ATTRIBUTES_MAX, REFUSES_THE_MESSAGE, SqsPublisher, attribute, is_name, sendable},
@@ -82,7 +82,7 @@ impl EventPublisher for SqsPublisher {
         match request.attribute_names(QueueAttributeName::MaximumMessageSize).send().await {
             // A login that may send alone is refused this look.
             Err(error) if error.code().is_some_and(|code| UNKNOWN_QUEUE.contains(&code)) => {
-                Err(again(&classify(&self.queue_url, "looking for the queue", error)))
+                Err(again(&classify(&self.queue_url, "looking for the queue", error), EventError::not_sent))
             }
             Ok(_) | Err(_) => Ok(()),
         }
@@ -158,8 +158,9 @@ impl SqsPublisher {
                     let why = error.message().unwrap_or("SQS does not say why");
                     return vec![(*place, Err(self.event_does_not_fit(why)))];
                 }
+                let later = if could_not_connect(&error) { EventError::not_sent } else { EventError::unconfirmed };
                 let told = classify(&self.queue_url, "publishing events", error);
-                return entries.iter().map(|(place, _)| (*place, Err(again(&told)))).collect();
+                return entries.iter().map(|(place, _)| (*place, Err(again(&told, later)))).collect();
             }
         };
         let mut answers = Vec::with_capacity(entries.len());
@@ -184,16 +185,16 @@ fn escaped(json: &str) -> String {
     json.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff")
 }
 
-/// The error of a request, for each of its entries.
-fn again(error: &SourceError) -> EventError {
+/// The error of a request, for each of its entries. `later` says what is known of one that is to be tried again.
+fn again(error: &SourceError, later: fn(String) -> EventError) -> EventError {
     match error {
         SourceError::Refused { problem, cure } => EventError::Refused { problem: problem.clone(), cure: cure.clone() },
         SourceError::Unavailable { .. } | SourceError::DoesNotFit { .. } => {
             let texts: Vec<String> = idem_core::chain(error).map(ToString::to_string).collect();
-            EventError::unconfirmed(texts.join(": ")).uncounted()
+            later(texts.join(": ")).uncounted()
         }
         // It grows with idem-core.
-        _ => EventError::unconfirmed(error.to_string()).uncounted(),
+        _ => later(error.to_string()).uncounted(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use aws_sdk_sqs::Client;
-use idem_core::ConfigError;
+use idem_core::{ConfigError, Exactly};
 
 use crate::{envelope::Envelope, source::SqsSource};
 
@@ -97,7 +97,7 @@ impl SqsOptions {
     pub fn build(&self) -> Result<SqsSource, ConfigError> {
         check_url("queue_url", &self.queue_url)?;
         let span = |field, value: Duration, min, max, rule| {
-            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::new(field, format!("{value:?}"), rule)) }
+            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::span(field, value, rule)) }
         };
         for url in &self.needed {
             check_url("needs", url)?;
@@ -106,7 +106,8 @@ impl SqsOptions {
         span("visibility", self.visibility, seconds(2), VISIBILITY_MAX, "it must be from 2 s to 12 h")?;
         span("wait", self.wait, seconds(1), seconds(20), "it must be from 1 s to 20 s")?;
         if self.visibility <= self.handler_deadline {
-            let value = format!("{:?} with a handler_deadline of {:?}", self.visibility, self.handler_deadline);
+            let value =
+                format!("{} with a handler_deadline of {}", Exactly(self.visibility), Exactly(self.handler_deadline));
             let rule = "it must be longer than the handler_deadline, or others get a message that still runs here";
             return Err(ConfigError::new("visibility", value, rule));
         }

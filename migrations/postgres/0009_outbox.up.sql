@@ -332,8 +332,9 @@ BEGIN
 END
 $idem$;
 
--- Lets waiting and failed events go again, their attempts counted anew; as if they had never been sent, where stale ones are meant, or
--- the relay would set them aside again. The destinations' rows are locked first, as wherever an event becomes pending again.
+-- Lets waiting and failed events go again, their attempts counted anew. Where stale ones are meant, the time for which receivers know a
+-- copy begins anew, or the relay would set them aside again; that one may be out there stays known. The destinations' rows are locked
+-- first, as wherever an event becomes pending again.
 CREATE FUNCTION {schema}.retry_events(numbers bigint[], keys text[], with_stale boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
@@ -346,6 +347,7 @@ CREATE FUNCTION {schema}.retry_events(numbers bigint[], keys text[], with_stale 
     AS $idem$
 DECLARE
     of_destination int;
+    relay_lost_at timestamptz;
     first bigint;
     here bigint;
     retried bigint := 0;
@@ -358,11 +360,14 @@ BEGIN
             ORDER BY f.number LIMIT 1) AS found)
         ORDER BY d.id
     LOOP
-        PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+        SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
         WITH gone AS (
             UPDATE {schema}.outbox AS o SET state = 0, attempts = 0,
                 not_before = CASE WHEN with_stale THEN clock_timestamp() ELSE least(o.not_before, clock_timestamp()) END,
-                first_sent_at = CASE WHEN NOT with_stale THEN o.first_sent_at END
+                first_sent_at = CASE WHEN NOT with_stale THEN o.first_sent_at
+                    WHEN {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at) IS NOT NULL
+                    THEN clock_timestamp() END,
+                error = CASE WHEN NOT with_stale OR o.error NOT LIKE 'stale: %' THEN o.error END
             WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers, keys) AS r (number, event_key) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
                 WHERE f.destination = of_destination AND f.number >= r.number AND f.number <= r.number

@@ -118,7 +118,7 @@ fn in_the_store() -> Vec<Planted> {
         planted(Defect::DroppedUnitsHoldKeys, Theme::Small, "a unit whose process died holds its keys for ever"),
         planted(Defect::PutsEventsOutside, Theme::Small, "events of a unit that is rolled back are sent (O1)"),
         planted(Defect::LosesEvents, Theme::Small, "a commit keeps the effects and loses the events"),
-        planted(Defect::ScansByNumber, Theme::Small, "a relay reads on from the last number that it saw (O5)"),
+        planted(Defect::ScansByNumber, Theme::Small, "the store answers on from the last number that was seen (O5)"),
         planted(
             Defect::EventsOvertake,
             Theme::Small,
@@ -251,6 +251,12 @@ fn all() -> Vec<Planted> {
         ),
         planted(Bug::RandomId, Theme::Small, "the ids of events are drawn, so a second run makes other events (O17)"),
         planted(Bug::MarksFirst, Theme::Small, "an event is noted as published before it is (O2)"),
+        planted(Bug::ScansById, Theme::Small, "a relay reads on from the last number that it saw (O5)"),
+        planted(
+            Bug::PkIdOnly,
+            Theme::Small,
+            "an event is known by its key alone, at all destinations of a message (O15)",
+        ),
         planted(
             Bug::SilenceConfirms,
             Theme::Small,

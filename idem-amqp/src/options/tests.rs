@@ -28,6 +28,7 @@ fn what_would_break_the_guarantee_is_refused_with_the_setting() {
         (good().authorities("hunter2"), "authorities is"),
         (AmqpOptions::new(URL, " "), "queue is \" \""),
         (AmqpOptions::new(URL, "q".repeat(256)), "1 to 255 bytes"),
+        (AmqpOptions::new(URL, " "), "is \" \", but it must have 1 to 255 bytes, and not blanks alone"),
         (AmqpOptions::new("broker:5672", "purchases"), "url is no such URL"),
         (AmqpOptions::new("http://user:hunter2@broker", "purchases"), "url is no such URL"),
         (good().management_url("broker:15672"), "management_url is no such URL"),

@@ -33,7 +33,7 @@ pub(crate) use self::{
 pub(crate) async fn run(target: &Target, command: Outbox) -> Result<Report, Failure> {
     if let Outbox::List { destination, state, limit } = &command {
         let outbox = Arc::new(database::store(target)?).outbox().ok_or_else(|| Failure::refused(NO_OUTBOX))?;
-        return list(&*outbox, destination.as_deref(), *state, limit).await;
+        return list(&*outbox, Database::open(target).await?, destination.as_deref(), *state, limit).await;
     }
     run_on(Database::open(target).await?, command).await
 }
@@ -57,13 +57,16 @@ pub(crate) trait Events {
     /// `payload`, in hexadecimal digits, and `headers`.
     fn content(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
 
-    /// Lets them go; where stale ones are meant too, as if they had never been sent.
+    /// Lets them go; where stale ones are meant, the time for which their receivers know a copy begins anew.
     fn retry(&mut self, events: &[EventName], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
 
     fn skip(&mut self, events: &[EventName], because: &str) -> impl Future<Output = Result<i64, Failure>>;
 
     /// Answers how many destinations there are of this name.
     fn pause(&mut self, destination: &str, reason: &str) -> impl Future<Output = Result<i64, Failure>>;
+
+    /// `destination` and `because` of those that are paused, as the trail has it.
+    fn paused(&mut self) -> impl Future<Output = Result<Table, Failure>>;
 
     fn resume(&mut self, destination: &str) -> impl Future<Output = Result<i64, Failure>>;
 }
@@ -167,7 +170,7 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
         return Ok(Report::said(format!("{} would be sent", number(count))));
     }
     confirm(&format!("This sends {} events", number(count)), asked.yes.yes)?;
-    // Only what is stale counts as never sent.
+    // The copy of what is not stale was sent when it was sent.
     let mut going = 0;
     for (rows, with_stale) in [(others, false), (stale, true)] {
         if !rows.is_empty() {
@@ -205,7 +208,7 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
         0 => String::new(),
         left => format!("; {} had gone meanwhile, or a relay has taken them", thousands(left)),
     };
-    Ok(Report::said(format!("{} skipped, and what waited behind them may go{sent}{left}", thousands(skipped))))
+    Ok(Report::said(format!("{} skipped, and what waited behind nothing else may go{sent}{left}", thousands(skipped))))
 }
 
 /// Whether a column says yes, which is a number on SQLite.

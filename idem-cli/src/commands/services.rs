@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use idem_core::Exactly;
+
 use crate::{
     command_line::Doctor,
     report::{Row, Table},
@@ -39,7 +41,7 @@ pub(crate) fn findings(facts: &Table, doctor: &Doctor) -> Vec<Row> {
 pub(crate) fn services(facts: &Table) -> Table {
     let told = |service: &Row| {
         let keys_for = match service.get("keys_for").as_i64() {
-            Some(seconds) => span(seconds).into(),
+            Some(seconds) => span(seconds).to_string().into(),
             None => "for ever".into(),
         };
         Row::new([
@@ -126,13 +128,8 @@ fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A time in the largest unit that it is a whole number of.
-fn span(seconds: i64) -> String {
-    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
-    match units.into_iter().find(|(unit, _)| seconds > 0 && seconds % unit == 0) {
-        Some((unit, name)) => format!("{}{name}", seconds / unit),
-        None => format!("{seconds}s"),
-    }
+fn span(seconds: i64) -> Exactly {
+    Exactly(Duration::from_secs(seconds.try_into().unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -36,18 +36,26 @@ INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, detail
 SELECT {now}, ?2, ?3, o.consumer, o.event_key, 'event ' || o.number || ' for ' || d.name
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination WHERE {named}"#;
 
+/// As on PostgreSQL.
+const BECAUSE: &str = r#"(SELECT substr(a.details, length(d.name) + 3) FROM "{schema}_audit" AS a
+    WHERE d.paused_at IS NOT NULL AND a.action = 'pause-outbox' AND substr(a.details, 1, length(d.name) + 2) = d.name || ': '
+    ORDER BY a.id DESC LIMIT 1)"#;
+
+const PAUSED: &str = r#"
+SELECT d.name AS destination, {because} AS because FROM "{schema}_outbox_destinations" AS d WHERE d.paused_at IS NOT NULL"#;
+
 const SHOW: &str = r#"
 SELECT o.number || ':' || o.event_key AS event, d.name AS destination, c.name AS consumer, c.tenant,
     CAST(o.ordering_key AS TEXT) AS ordering_key, o.event_type AS type, o.content_type,
     CASE o.state WHEN 0 THEN 'pending' WHEN 1 THEN 'waiting' WHEN 2 THEN 'failed' ELSE 'behind' END AS state, o.attempts,
     {at}o.created_at{} AS created_at, {at}{first_sent}{} AS first_sent_at, {at}iif(o.state = 1, o.not_before, NULL){} AS not_before,
-    o.error, length(o.payload) AS payload_bytes
+    o.error, length(o.payload) AS payload_bytes, d.paused_at IS NOT NULL AS paused, {because} AS paused_because
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer WHERE {named}"#;
 
 const CONTENT: &str = r#"SELECT payload, headers FROM "{schema}_outbox" AS o WHERE {named}"#;
 
-/// As on PostgreSQL: a stale event that is to go counts as never sent. Further parameters: 2 who, 3 whether stale ones are meant.
+/// As on PostgreSQL: the time for which the receivers of a stale event know a copy begins anew. Further parameters: 2 who, 3 whether stale ones are meant.
 const RETRY: [&str; 2] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' END, o.consumer, o.event_key,
@@ -55,7 +63,10 @@ SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' E
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE {named} AND o.state IN (1, 2)"#,
     r#"UPDATE "{schema}_outbox" AS o SET state = 0, attempts = 0,
-    not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})), first_sent_at = iif(?3 = 1, NULL, first_sent_at)
+    not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})),
+    first_sent_at = iif(?3 = 1, (SELECT iif({first_sent} IS NULL, NULL, {now})
+        FROM "{schema}_outbox_destinations" AS d WHERE d.id = o.destination), first_sent_at),
+    error = iif(?3 = 1 AND substr(error, 1, 7) = 'stale: ', NULL, error)
 WHERE {named} AND o.state IN (1, 2)"#,
 ];
 
@@ -73,7 +84,7 @@ WHERE f.state = 3 AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.d
 
 fn statement(template: &str) -> String {
     let whole = template.replace("{named}", NAMED).replace("{in_hand}", IN_HAND).replace("{first_sent}", FIRST_SENT);
-    whole.replace("{under_way}", UNDER_WAY)
+    whole.replace("{under_way}", UNDER_WAY).replace("{because}", BECAUSE)
 }
 
 /// The parameter that names them.
@@ -159,6 +170,10 @@ impl Events for File {
         let by = self.by.clone();
         let [_, paused] = self.act(PAUSE, &[destination.into(), by.as_str().into(), reason.into()]).await?;
         Ok(paused)
+    }
+
+    async fn paused(&mut self) -> Result<Table, Failure> {
+        self.table(&statement(PAUSED), &[]).await
     }
 
     async fn resume(&mut self, destination: &str) -> Result<i64, Failure> {

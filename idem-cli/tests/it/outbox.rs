@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
-    outbox::{DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, UNDER_WAY},
+    outbox::{
+        DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, RECEIVER_KEEPS, UNDER_WAY,
+    },
 };
 use idem_testkit::Decide as _;
 
@@ -84,7 +86,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(listed["events"][0]["error"], "the topic takes 1000 bytes", "{listed}");
     assert_eq!(listed["destinations"][0]["behind"], 2, "{listed}");
     let doctor = ask("doctor");
-    assert!(doctor.status == 1 && doctor.out.contains("nobody relays payments"), "{doctor:?}");
+    assert!(doctor.status == 1 && doctor.out.contains("nobody relays payments, and 3 events wait"), "{doctor:?}");
     assert!(doctor.out.contains("1 events for payments have failed, and 2 wait behind them"), "{doctor:?}");
 
     assert!(!ask(&format!("outbox show {first}")).ok().contains(PAYLOAD), "only where it is asked for");
@@ -107,7 +109,9 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     ask(&format!("outbox retry {first} --yes")).refused("1 of them are stale");
     ask(&format!("outbox retry {first} --stale --yes")).ok();
     let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
-    assert_eq!(next[0].first_sent_ago, None, "or the relay would set it aside again");
+    let ago = next[0].first_sent_ago;
+    assert!(ago.is_some_and(|ago| ago < Duration::from_secs(60)), "or the relay would set it aside again: {ago:?}");
+    o101_a_copy_of_a_stale_event_is_not_forgotten(subject, first, ask).await;
 
     subject.fail(first, "again").await;
     // O54: what is not stale stays sent.
@@ -125,7 +129,7 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));
     ask(&format!("outbox skip {first} --yes")).refused("--because");
     let why = ["outbox", "skip", &first.to_string(), "--because", "paid by hand", "--yes"];
-    assert!(idem(&why).ok().contains("1 skipped"));
+    assert!(idem(&why).ok().contains("1 skipped, and what waited behind nothing else may go"));
     assert_eq!(subject.next().await, [second.clone(), third.clone()], "they go at once");
 
     ask("outbox pause nowhere --reason deploy").refused("there is no destination \"nowhere\"");
@@ -134,10 +138,36 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     let lease = async || subject.outbox.lease(subject.payments, request).await.unwrap();
     assert_eq!(lease().await, Leased::Paused);
     assert!(ask("doctor").out.contains("payments is paused, and 2 events wait"));
+    let listed = ask("outbox list --json").json();
+    assert_eq!(listed["destinations"][0]["paused_because"], "their-deploy", "{listed}");
+    assert!(ask(&format!("outbox show {second}")).ok().contains("their-deploy"));
     ask("outbox resume payments").ok();
+    assert!(!ask("outbox list").ok().contains("their-deploy"), "it is over");
     assert_eq!(lease().await, Leased::Mine);
 
     o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
+}
+
+/// O101: the receivers' time begins anew when a stale event is to go, and its copy may be with them all the same.
+async fn o101_a_copy_of_a_stale_event_is_not_forgotten<S: Store>(
+    subject: &Subject<S>,
+    event: &EventName,
+    ask: impl Fn(&str) -> Answer,
+) {
+    let shown = ask(&format!("outbox show {event} --json")).json();
+    assert!(shown["event"][0]["first_sent_at"].is_string(), "{shown}");
+    assert_eq!(shown["event"][0]["error"], serde_json::Value::Null, "it is stale no longer: {shown}");
+    assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
+    let skip = ask(&format!("outbox skip {event} --because tried --dry-run")).ok();
+    assert!(skip.contains("a copy of 1 may have been sent before"), "{skip}");
+    // It fails before anything is sent, and waits for longer than its receivers remember the copy of before.
+    let end = EventEnd::Failed { error: "too large".to_owned(), may_be_sent: false };
+    let next = subject.outbox.next(subject.payments, 1, 1 << 20).await.unwrap();
+    subject.outbox.settle(subject.payments, &[(&next[0], end)]).await.unwrap();
+    subject.relayed(Duration::from_secs(3_600)).await;
+    ask("outbox retry --failed payments --yes").refused("1 of them are stale");
+    subject.relayed(RECEIVER_KEEPS).await;
+    ask("outbox retry --failed payments --yes").ok();
 }
 
 /// O40: an event that may go is in the hands of the relay that has the destination, paused or not, until it lets go.
@@ -193,9 +223,12 @@ fn trail([first, second]: [&EventName; 2]) -> Vec<String> {
         format!("read-event-payload {event}"),
         format!("retry-event {event}"),
         format!("retry-stale-event {event}"),
+        format!("read-event {event}"),
+        format!("retry-event {event}"),
         format!("retry-event {event}"),
         format!("skip-event {event}: paid by hand"),
         "pause-outbox payments: their-deploy".to_owned(),
+        format!("read-event event {} for payments", second.number),
         "resume-outbox payments".to_owned(),
         "pause-outbox payments: skipping".to_owned(),
         format!("skip-event event {} for payments: sent by hand", second.number),

@@ -29,7 +29,7 @@ fn cycles_are_spread_by_a_quarter_and_the_first_comes_soon() {
 fn j13_settings_out_of_bounds_are_refused_with_field_value_and_rule() {
     type Change = fn(&mut CleanupSettings);
     let wrong: [(&str, Change); 8] = [
-        ("cleanup_every is 0ns", |s| s.every = Duration::ZERO),
+        ("cleanup_every is 0s", |s| s.every = Duration::ZERO),
         ("rows_max is 0", |s| s.rows_max = 0),
         ("steps_max is 2000000", |s| s.steps_max = 2_000_000),
         ("step_timeout is 1ms", |s| s.step_timeout = Duration::from_millis(1)),

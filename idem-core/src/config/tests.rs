@@ -1,4 +1,5 @@
 use super::*;
+use crate::Exactly;
 
 fn consumer() -> ConsumerSettings {
     ConsumerSettings::new(None)
@@ -104,7 +105,7 @@ fn j13_consumer_settings_are_refused_with_field_value_and_rule() {
         };
         assert_eq!((with(min), with(max)), (Ok(()), Ok(())), "{field}");
         for value in [Duration::ZERO, min - NS, max + NS, Duration::MAX] {
-            refused(with(value), field, &format!("{value:?}"));
+            refused(with(value), field, &Exactly(value).to_string());
         }
     }
     let numbers: [(&str, Set<ConsumerSettings, usize>, usize); 3] = [
@@ -145,11 +146,11 @@ fn j13_worker_spans_are_refused_with_field_value_and_rule() {
             settings.check(&consumer())
         };
         assert_eq!((with(min), with(max)), (Ok(()), Ok(())), "{field}");
-        refused(with(max + NS), field, &format!("{:?}", max + NS));
+        refused(with(max + NS), field, &Exactly(max + NS).to_string());
         match min.checked_sub(NS) {
             // Below one millisecond `retry.max` also breaks the rule that `retry.first` is at most as long.
             Some(below) if field == "retry.max" => assert!(with(below).is_err()),
-            Some(below) => refused(with(below), field, &format!("{below:?}")),
+            Some(below) => refused(with(below), field, &Exactly(below).to_string()),
             None => {}
         }
     }

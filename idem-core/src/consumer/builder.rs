@@ -207,7 +207,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// How many bytes the payloads and headers of one message's events may have. Defaults to 4 MiB.
+    /// How many bytes the payloads, headers and ordering keys of one message's events may have. Defaults to 4 MiB.
     #[must_use]
     pub fn events_bytes_max(mut self, bytes: usize) -> Self {
         self.publishing.events_bytes_max = bytes;

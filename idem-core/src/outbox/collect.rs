@@ -20,7 +20,7 @@ pub(crate) struct PublishRules {
     pub(crate) destinations: Vec<Destination>,
     /// The most events of one message.
     pub(crate) events_max: usize,
-    /// The most bytes in payloads and headers of one message's events.
+    /// The most bytes in payloads, headers and ordering keys of one message's events.
     pub(crate) events_bytes_max: usize,
     /// The largest result; `None` if no results are kept.
     pub(crate) result_bytes_max: Option<usize>,
@@ -187,7 +187,7 @@ impl<'m> Collector<'m> {
             let (destination, label) = (name.to_owned(), event.label.to_string());
             return Err(PublishError::Repeated { destination, label });
         }
-        handed_in.bytes += event.payload.len() + event.headers.bytes();
+        handed_in.bytes += event.payload.len() + event.bytes_beside_the_payload();
         for (what, is, max) in [
             ("events", handed_in.events.len() + 1, self.rules.events_max),
             ("bytes", handed_in.bytes, self.rules.events_bytes_max),

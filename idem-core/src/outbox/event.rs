@@ -274,6 +274,11 @@ impl PublishError {
 const RESERVED: [&str; 4] = ["idem", "ce_", "ce-", "cloudevents"];
 
 impl Event {
+    /// The bytes of headers and ordering key, which the destination's limit of the payload leaves out.
+    pub(super) fn bytes_beside_the_payload(&self) -> usize {
+        self.headers.bytes() + self.ordering_key.as_ref().map_or(0, Bytes::len)
+    }
+
     /// Refuses names and values that brokers do not allow.
     pub(super) fn check(&self) -> Result<(), PublishError> {
         let has_controls = |text: &str| text.chars().any(char::is_control);

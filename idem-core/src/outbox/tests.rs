@@ -94,7 +94,14 @@ fn o18_what_is_refused_fails_the_message() {
     assert!(matches!(refused(vec![Event::to("b").body("four")]), PublishError::TooLarge { bytes: 4, max: 3, .. }));
     let many = (0..4).map(|n| to().label(&n.to_string())).collect();
     assert!(matches!(refused(many), PublishError::TooMany { what: "events", max: 3 }));
-    assert!(matches!(refused(vec![to().body("eleven byte")]), PublishError::TooMany { what: "bytes", max: 10 }));
+    for event in [
+        to().body("eleven byte"),
+        to().header("name", "a value"),
+        to().ordering_key("customer-77"),
+        to().body("five ").ordering_key("longer"),
+    ] {
+        assert!(matches!(refused(vec![event]), PublishError::TooMany { what: "bytes", max: 10 }));
+    }
     for event in [
         to().label("idem:x"),
         to().label("a\nb"),
@@ -110,6 +117,24 @@ fn o18_what_is_refused_fails_the_message() {
     }
     let unprotected = published(&rules(), &message(None), vec![to()]);
     assert_eq!(unprotected.expect_err("refused"), PublishError::Unprotected);
+}
+
+/// O102: what a plain outbox takes is bounded as the events of a message are; how large a payload may be says its destination.
+#[test]
+fn o102_an_event_of_a_plain_outbox_is_bounded() {
+    let plain =
+        |event| NewEvent::plain(ScopeId(1), DestinationId(1), IdempotencyKey::new("invoice-1").expect("a key"), event);
+    let with = |bytes: usize| Event::to("a").body(vec![0; 2 << 20]).header("name", vec![b'x'; bytes]);
+    plain(with((4 << 20) - 4)).map(drop).expect("as large as it may be");
+    assert_eq!(
+        plain(with((4 << 20) - 3)).map(drop).expect_err("too large"),
+        PublishError::Invalid {
+            what: "headers and ordering key",
+            value: "of 4194305 bytes".to_owned(),
+            rule: "at most 4 MiB: put what is large into the payload"
+        }
+    );
+    assert!(plain(with((4 << 20) - 4).ordering_key("x")).is_err());
 }
 
 #[test]
@@ -148,8 +173,9 @@ fn o82_an_ordering_key_is_bounded() {
     let refused = published(&rules(), &message(Some("order-1")), of(ORDERING_KEY_BYTES_MAX + 1)).expect_err("refused");
     let told = "ordering key \"of 1025 bytes\" is refused: at most 1,024 bytes: use a digest of a longer one";
     assert_eq!(refused.to_string(), told);
+    let rules = PublishRules { events_bytes_max: ORDERING_KEY_BYTES_MAX, ..rules() };
     for bytes in [0, ORDERING_KEY_BYTES_MAX] {
-        assert_eq!(published(&rules(), &message(Some("order-1")), of(bytes)).map(|ids| ids.len()), Ok(1));
+        assert_eq!(published(&rules, &message(Some("order-1")), of(bytes)).map(|ids| ids.len()), Ok(1));
     }
 }
 

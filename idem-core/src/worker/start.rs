@@ -12,6 +12,7 @@ use crate::{
     error::{BoxError, ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
+    span::Exactly,
     store::{AuditEntry, Bookkeeping as _, Registered, Retention, Store},
 };
 
@@ -166,11 +167,12 @@ impl<S: Store, B: Source> Worker<S, B> {
         if retention > horizon {
             return Ok(());
         }
+        let (retention, horizon) = (Exactly(retention), Exactly(horizon));
         let problem = format!(
-            "records are kept for {retention:?}, but the broker may deliver a message again for {horizon:?}: one that \
+            "records are kept for {retention}, but the broker may deliver a message again for {horizon}: one that \
              comes back after its record is gone is handled twice"
         );
-        let cure = format!("Set the retention to more than {horizon:?}, or shorten the broker's");
+        let cure = format!("Set the retention to more than {horizon}, or shorten the broker's");
         if self.settings.strict_retention {
             return Err(WorkerError::Store(StoreError::Refused { problem, cure }));
         }

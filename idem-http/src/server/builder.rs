@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 use idem_core::{
-    ConfigError, DedupConsumerBuilder, Effects, KeyPolicy, Retention, RunOnce,
+    ConfigError, DedupConsumerBuilder, Effects, Exactly, KeyPolicy, Retention, RunOnce,
     key::{Header, KEY_FIELD},
     store::Store,
 };
@@ -391,7 +391,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
             let value = match keys_for {
                 Retention::For(time) if (least..=most).contains(&time) => None,
-                Retention::For(time) => Some(format!("{time:?}")),
+                Retention::For(time) => Some(Exactly(time).to_string()),
                 Retention::Forever => Some("for ever".to_owned()),
             };
             if let Some(value) = value {
@@ -412,7 +412,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             return Err(ConfigError::new("keeps_header", name, rule));
         }
         if let Some(wait) = self.wait.filter(|wait| *wait > Duration::from_secs(60)) {
-            return Err(ConfigError::new("wait_for_owner", format!("{wait:?}"), "it must be at most a minute"));
+            return Err(ConfigError::span("wait_for_owner", wait, "it must be at most a minute"));
         }
         for (field, value) in [
             ("waiting_connections", self.waiting_connections),

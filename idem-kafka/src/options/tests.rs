@@ -73,7 +73,7 @@ fn names_and_durations_are_checked() {
     }
     assert!(refused(&KafkaOptions::new(" ", "purchases", "ledger")).starts_with("brokers is "));
     assert!(refused(&KafkaOptions::new("broker:9092", "purchases", "")).starts_with("group is "));
-    assert!(refused(&options().commit_every(Duration::ZERO)).starts_with("commit_every is 0ns, but "));
+    assert!(refused(&options().commit_every(Duration::ZERO)).starts_with("commit_every is 0s, but "));
     assert!(refused(&options().stalled_after(Duration::ZERO)).starts_with("stalled_after is "));
     // The default of max.poll.interval.ms is 5 minutes.
     assert!(options().drain(Duration::from_secs(150)).build().is_ok());

@@ -88,7 +88,7 @@ async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
             "--client-certificate is ",
         ),
         (|amqp| amqp.management_url = Some("hunter2".to_owned()), "--management-url is"),
-        (|amqp| amqp.consumer_timeout = Duration::ZERO, "--consumer-timeout is 0ns"),
+        (|amqp| amqp.consumer_timeout = Duration::ZERO, "--consumer-timeout is 0s"),
     ] {
         let mut told = amqp("");
         change(&mut told);

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::pin, time::Duration};
 
 use idem_core::{
-    CleanupSettings,
+    CleanupSettings, Exactly,
     store::Cleaner,
     telemetry::{CLEANUP_LAG, CLEANUP_LAG_MAX, CONSUMER},
 };
@@ -52,10 +52,10 @@ pub(super) fn in_time(
 ) -> Result<CleanupSettings, String> {
     match lag_max {
         Some(most) if every > most => Err(format!(
-            "--cleanup-every is {}s, but with this profile and this --keys-for it is {}s at most, as records are to be gone \
-             within 24 hours",
-            every.as_secs(),
-            most.as_secs()
+            "--cleanup-every is {}, but with this profile and this --keys-for it is {} at most, as records are to be gone within \
+             24 hours",
+            Exactly(every),
+            Exactly(most)
         )),
         Some(most) => Ok(settings.every(every.min(most / 2))),
         None => Ok(settings),
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(settings(hour, Some(hour)), Ok(CleanupSettings::default().every(30 * minute)));
         assert_eq!(settings(20 * minute, Some(hour)), Ok(CleanupSettings::default().every(20 * minute)));
         assert_eq!(settings(hour, None), Ok(CleanupSettings::default().every(hour)));
-        assert!(settings(2 * hour, Some(hour)).unwrap_err().starts_with("--cleanup-every is 7200s, but"));
+        assert!(settings(2 * hour, Some(hour)).unwrap_err().starts_with("--cleanup-every is 2h, but"));
         // A turn that is left to another process, and then the longest wait.
         assert!((30 * minute).mul_f64(0.5 + 1.125) < hour);
     }

@@ -2,6 +2,8 @@
 
 use std::{fmt::Display, time::Duration};
 
+use idem_core::Roughly;
+
 use super::html::misleads;
 
 /// Where the documentation can be read, whatever machine the page is looked at from.
@@ -10,15 +12,9 @@ pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/
 /// The placeholder of a number that is not known yet.
 pub(super) const UNKNOWN: &str = "not known yet";
 
-/// A span as people say it, in its largest unit.
+/// A span as people say it.
 pub(super) fn span(span: Duration) -> String {
-    let seconds = span.as_secs();
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
-    }
+    Roughly(span).to_string()
 }
 
 /// A count with its thousands apart: 3,011.

@@ -60,7 +60,7 @@ fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
     for (flags, start) in [
         ("--dead-letter-queue-url orders", "--dead-letter-queue-url is \"orders\""),
         ("--visibility 30s", "--visibility is 30s with a handler_deadline of 30s"),
-        ("--handler-deadline 2m", "--visibility is 60s with a handler_deadline of 120s"),
+        ("--handler-deadline 2m", "--visibility is 1m with a handler_deadline of 2m"),
         ("--wait 21s", "--wait is 21s"),
         // F18: an idle worker that is stopped ends in time.
         ("--wait 20s --drain 22s", "--wait is 20s, but --drain is 22s"),

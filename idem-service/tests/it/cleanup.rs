@@ -148,7 +148,7 @@ async fn s8_cleanup_runs_on_a_login_that_may_delete_or_says_that_it_is_off() {
 async fn what_is_wrong_with_cleanups_flags_is_told_without_the_url() {
     let fixture = Fixture::new().await;
     for (arguments, why) in [
-        ("--cleanup-every 0s", "--cleanup-every is 0ns, but it must be at least 1 s"),
+        ("--cleanup-every 0s", "--cleanup-every is 0s, but it must be at least 1 s"),
         ("--cleanup-every never", "--cleanup-every is \"never\", but write a number"),
         (&format!("--cleanup-database-url postgres://u:{PASSWORD}@h:port/d"), "cannot be read"),
     ] {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::StoreError;
+use idem_core::{Exactly, StoreError};
 use idem_schema::SchemaName;
 use sqlx::{
     ConnectOptions,
@@ -108,7 +108,7 @@ impl SqliteOptions {
         let limits = Duration::from_millis(10)..=Duration::from_secs(600);
         if !limits.contains(&self.bookkeeping_timeout) {
             return Err(StoreError::Refused {
-                problem: format!("bookkeeping_timeout is {:?}", self.bookkeeping_timeout),
+                problem: format!("bookkeeping_timeout is {}", Exactly(self.bookkeeping_timeout)),
                 cure: "Set it from 10 ms to 10 minutes".to_owned(),
             });
         }
@@ -226,6 +226,6 @@ mod tests {
         }
         assert!(SqliteOptions::new("no-such.db").check_place().is_ok(), "it is made");
         let error = SqliteOptions::new("a").bookkeeping_timeout(Duration::ZERO).check().unwrap_err().to_string();
-        assert!(error.contains("bookkeeping_timeout is 0ns"), "{error}");
+        assert!(error.contains("bookkeeping_timeout is 0s"), "{error}");
     }
 }

@@ -32,7 +32,7 @@ fn what_is_no_url_of_a_queue_is_refused() {
 fn f1_visibility_must_outlast_the_handler() {
     let seconds = Duration::from_secs;
     let text = refused(&options().handler_deadline(seconds(60)));
-    assert!(text.starts_with("visibility is 60s with a handler_deadline of 60s, but it must be longer"), "{text}");
+    assert!(text.starts_with("visibility is 1m with a handler_deadline of 1m, but it must be longer"), "{text}");
     assert!(options().handler_deadline(seconds(59)).build().is_ok());
     assert!(refused(&options().visibility(seconds(30))).contains("handler_deadline of 30s"));
 }

@@ -201,6 +201,25 @@ async fn o9_an_outage_is_one_and_an_unknown_queue_is_refused() {
     assert!(publish(&publisher, &event).await[0].is_ok());
 }
 
+/// O100: what could not be connected to was certainly not sent. Once bytes have left, nobody knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn o100_a_connection_that_is_refused_sends_nothing() {
+    let queue = Server::fake().await.queue("").await;
+    let (fake, event) = (queue.server.as_fake(), [outgoing_event("event-1", "{}")]);
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+    fake.lose_answers("SendMessageBatch", 1);
+    let unanswered = publish(&publisher, &event).await;
+    assert!(
+        matches!(unanswered[0], Err(EventError::Later { may_be_sent: true, counted: false, .. })),
+        "{unanswered:?}"
+    );
+    fake.down().await;
+    let refused = publish(&publisher, &event).await;
+    assert!(matches!(refused[0], Err(EventError::Later { may_be_sent: false, counted: false, .. })), "{refused:?}");
+    fake.up().unwrap();
+    assert!(publish(&publisher, &event).await[0].is_ok());
+}
+
 /// O66: a key, a name and a payload with characters that SQS does not take: the event goes, and is read as it was published.
 #[tokio::test(flavor = "multi_thread")]
 async fn o66_an_event_with_characters_that_sqs_does_not_take_goes_all_the_same() {

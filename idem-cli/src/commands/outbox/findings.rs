@@ -87,16 +87,16 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
     let OutboxBacklog { destination, pending, waiting, failed, behind, oldest, first_sent_ago, .. } = backlog;
     let OutboxBacklog { relayed_by, is_paused, receiver_keeps, .. } = backlog;
     let mut findings = Vec::new();
-    let wait = pending + waiting;
+    let (may_go, all) = (pending + waiting, pending + waiting + failed + behind);
     if *is_paused {
         let cure = format!("Run idem outbox resume {destination} once the reason is gone");
-        findings.push(finding("notice", format!("{destination} is paused, and {} events wait", number(wait)), cure));
-    } else if relayed_by.is_none() && wait + failed + behind > 0 {
+        findings.push(finding("notice", format!("{destination} is paused, and {} events wait", number(all)), cure));
+    } else if relayed_by.is_none() && all > 0 {
         let cure = "Start a worker that relays there (--relay off switches it off), or idem outbox relay; events for a \
                     destination that was given up are removed with idem outbox skip";
         findings.push(finding(
             "warning",
-            format!("nobody relays {destination}, and {} events wait", number(wait)),
+            format!("nobody relays {destination}, and {} events wait", number(all)),
             cure.to_owned(),
         ));
     } else if let (Some(age), Some(relay)) = (oldest.filter(|age| *age > LATE), relayed_by) {
@@ -128,7 +128,7 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
             number(*behind)
         );
         findings.push(finding("warning", text, cure));
-    } else if wait == 0 && *behind > 0 {
+    } else if may_go == 0 && *behind > 0 {
         let cure = format!(
             "The event before them was removed by hand, or lost with a server: idem outbox list --destination {destination} \
              --state behind shows them. idem outbox skip of the first of an ordering key lets its others go; send that one by hand"
@@ -171,6 +171,11 @@ mod tests {
         assert_eq!(unrelayed, ["warning: nobody relays payments, and 3,011 events wait"]);
         let paused = told(|backlog| (backlog.pending, backlog.is_paused, backlog.relayed_by) = (2, true, None));
         assert_eq!(paused, ["notice: payments is paused, and 2 events wait"]);
+        let unrelayed = told(|backlog| (backlog.failed, backlog.behind, backlog.relayed_by) = (1, 2, None));
+        assert_eq!(
+            unrelayed[0], "warning: nobody relays payments, and 3 events wait",
+            "for a person, and behind that one"
+        );
         let failed = told(|backlog| (backlog.failed, backlog.behind) = (1, 7));
         assert_eq!(failed, ["warning: 1 events for payments have failed, and 7 wait behind them"]);
         // O68: nothing lets them go any more.

@@ -2,19 +2,23 @@
 
 use std::time::{Duration, SystemTime};
 
-use idem_core::outbox::{EventState, Outbox, OutboxBacklog, StoredEvent};
+use idem_core::{
+    Roughly,
+    outbox::{EventState, Outbox, OutboxBacklog, StoredEvent},
+};
 use serde_json::Value;
 
-use super::number;
+use super::{Events, number};
 use crate::{
     command_line::Limit,
     exit::Failure,
-    report::{Report, Row},
+    report::{Report, Row, Table},
 };
 
 /// Destinations with their backlog, and the oldest events of those asked for.
 pub(crate) async fn list(
     outbox: &dyn Outbox,
+    mut events: impl Events,
     destination: Option<&str>,
     state: Option<EventState>,
     limit: &Limit,
@@ -25,10 +29,11 @@ pub(crate) async fn list(
     if let (Some(name), true) = (destination, chosen.is_empty()) {
         return Err(unknown(name));
     }
+    let paused = if chosen.iter().any(|one| one.is_paused) { events.paused().await? } else { Table::default() };
     let events = outbox.events(destination, state, u32::try_from(limit.limit).unwrap_or(u32::MAX)).await?;
     let shown = events.len() as u64;
     let report = Report::new()
-        .table("destinations", chosen.iter().map(|one| of_destination(one)).collect())
+        .table("destinations", chosen.iter().map(|one| of_destination(one, &paused)).collect())
         .table("events", events.iter().map(of_event).collect());
     let all: u64 = chosen.iter().map(|one| count(one, state)).sum();
     let report = if all > shown {
@@ -57,7 +62,8 @@ fn count(backlog: &OutboxBacklog, state: Option<EventState>) -> u64 {
     }
 }
 
-fn of_destination(backlog: &OutboxBacklog) -> Row {
+fn of_destination(backlog: &OutboxBacklog, paused: &Table) -> Row {
+    let mut pauses = paused.rows().iter().filter(|pause| pause.text("destination") == backlog.destination);
     Row::new([
         ("destination", backlog.destination.as_str().into()),
         ("pending", backlog.pending.into()),
@@ -69,6 +75,7 @@ fn of_destination(backlog: &OutboxBacklog) -> Row {
         ("receiver_keeps", span(backlog.receiver_keeps).into()),
         ("relayed_by", backlog.relayed_by.as_deref().into()),
         ("paused", backlog.is_paused.into()),
+        ("paused_because", pauses.next().map_or(Value::Null, |pause| pause.get("because").clone())),
     ])
 }
 
@@ -92,13 +99,7 @@ fn until(at: SystemTime) -> Option<Duration> {
     at.elapsed().err().map(|ahead| ahead.duration())
 }
 
-/// A span as people say it, in its largest unit.
+/// A span as people say it.
 pub(super) fn span(span: Duration) -> String {
-    let seconds = span.as_secs();
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
-    }
+    Roughly(span).to_string()
 }

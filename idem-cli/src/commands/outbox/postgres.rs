@@ -15,8 +15,16 @@ const IN_HAND: &str = "(d.relayed_until > pg_catalog.clock_timestamp() AND (o.st
     AND o.not_before <= pg_catalog.clock_timestamp())
     OR o.state = 1 AND o.error = '{under_way}' AND o.not_before > pg_catalog.clock_timestamp())";
 
+/// Why the destination `d` is paused: what the last one who did it has said, as long as the trail is kept.
+const BECAUSE: &str = "(SELECT pg_catalog.substr(a.details, pg_catalog.length(d.name) + 3) FROM {schema}.audit AS a
+    WHERE d.paused_at IS NOT NULL AND a.action = 'pause-outbox' AND pg_catalog.starts_with(a.details, pg_catalog.concat(d.name, ': '))
+    ORDER BY a.id DESC LIMIT 1)";
+
+const PAUSED: &str = "\
+SELECT d.name AS destination, {because} AS because FROM {schema}.outbox_destinations AS d WHERE d.paused_at IS NOT NULL";
+
 fn statement(template: &str) -> String {
-    template.replace("{in_hand}", IN_HAND).replace("{under_way}", UNDER_WAY)
+    template.replace("{in_hand}", IN_HAND).replace("{under_way}", UNDER_WAY).replace("{because}", BECAUSE)
 }
 
 /// Parameters: 1 numbers, 2 keys.
@@ -57,7 +65,8 @@ SELECT pg_catalog.format('%s:%s', o.number, o.event_key) AS event, d.name AS des
     pg_catalog.encode(o.ordering_key, 'escape') AS ordering_key, o.event_type AS type, o.content_type,
     (ARRAY['pending', 'waiting', 'failed', 'behind'])[o.state + 1] AS state, o.attempts, o.created_at,
     {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), d.relay_lost_at) AS first_sent_at,
-    CASE WHEN o.state = 1 THEN o.not_before END AS not_before, o.error, pg_catalog.octet_length(o.payload) AS payload_bytes
+    CASE WHEN o.state = 1 THEN o.not_before END AS not_before, o.error, pg_catalog.octet_length(o.payload) AS payload_bytes,
+    d.paused_at IS NOT NULL AS paused, {because} AS paused_because
 FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer WHERE o.number = $1::int8 AND o.event_key = $2::text";
 
@@ -180,7 +189,7 @@ impl Events for Database {
     }
 
     async fn described(&mut self, event: &EventName) -> Result<Table, Failure> {
-        self.table(SHOW, &one(event)).await
+        self.table(&statement(SHOW), &one(event)).await
     }
 
     async fn content(&mut self, event: &EventName) -> Result<Table, Failure> {
@@ -202,6 +211,10 @@ impl Events for Database {
     async fn pause(&mut self, destination: &str, reason: &str) -> Result<i64, Failure> {
         let by = self.by.clone();
         self.act(PAUSE, &[Bind::Text(destination), Bind::Text(&by), Bind::Text(reason)]).await
+    }
+
+    async fn paused(&mut self) -> Result<Table, Failure> {
+        self.table(&statement(PAUSED), &[]).await
     }
 
     async fn resume(&mut self, destination: &str) -> Result<i64, Failure> {

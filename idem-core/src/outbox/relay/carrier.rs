@@ -18,7 +18,9 @@ use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
-    outbox::{DestinationId, Dispatch, EventEnd, EventError, Leased, Outbox, OutgoingEvent, RelayStanding},
+    outbox::{
+        DestinationId, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent, RelayStanding,
+    },
     retry::RetryPolicy,
 };
 
@@ -69,6 +71,8 @@ pub(super) struct Carrier {
     untold_failures: u64,
     /// Whether the relay stops without having noted the ends of some events.
     leaves_unnoted: bool,
+    /// The last number that was seen, for the planted bug that reads on from there.
+    seen: EventNumber,
 }
 
 /// Outcomes that are to be noted.
@@ -98,6 +102,7 @@ impl Carrier {
             failures_told_at: None,
             untold_failures: 0,
             leaves_unnoted: false,
+            seen: EventNumber(0),
         }
     }
 
@@ -180,7 +185,7 @@ impl Carrier {
             let events = match self.outbox.next(id, u32::try_from(max).unwrap_or(u32::MAX), BYTES_MAX).await {
                 Ok(events) => {
                     self.store_answers();
-                    events
+                    self.seen(events)
                 }
                 Err(error) => {
                     self.store_failed("taking events", &error);
@@ -226,6 +231,15 @@ impl Carrier {
     pub(super) async fn is_drained(&self, found: bool) -> bool {
         self.stopping.drain.is_cancelled()
             && (!found || self.state.has_pending().await.is_ok_and(|has_pending| !has_pending))
+    }
+
+    /// All of them, but for a planted bug.
+    pub(super) fn seen(&mut self, mut events: Vec<OutgoingEvent>) -> Vec<OutgoingEvent> {
+        if planted(Bug::ScansById) {
+            events.retain(|event| event.number > self.seen);
+            self.seen = events.iter().map(|event| event.number).fold(self.seen, Ord::max);
+        }
+        events
     }
 
     /// Gives events to the publisher, in rounds if their order requires it, and notes the outcomes after each round.

@@ -146,6 +146,7 @@ impl Carrier {
         let outbox = Arc::clone(&self.outbox);
         let events = under_way.beside(outbox.next(id, max, BYTES_MAX)).await?;
         self.store_answers();
+        let events = self.seen(events);
         failpoint!(RELAY_TAKEN).map_err(injected)?;
         let events: Vec<OutgoingEvent> = events.into_iter().filter(|event| !under_way.holds(event)).collect();
         let mut begun = 0;

@@ -7,6 +7,7 @@ use crate::{
     bugs::{Bug, planted},
     outbox::{EventEnd, EventError, OutgoingEvent},
     retry::RetryPolicy,
+    span::{Exactly, Roughly},
 };
 
 /// The outcome of an event.
@@ -56,8 +57,10 @@ pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {
     let keeps = route.receiver_keeps;
     is_stale(first, keeps).then(|| EventEnd::Failed {
         error: format!(
-            "stale: a copy of it may have been sent {first:?} ago, and its receivers forget it after {keeps:?}, so another \
-             one could have its effect twice; see whether they have it, then skip it or send it with `idem outbox`"
+            "stale: a copy of it may have been sent {} ago, and its receivers forget it after {}, so another one could have \
+             its effect twice; see whether they have it, then skip it or send it with `idem outbox`",
+            Roughly(first),
+            Exactly(keeps)
         ),
         may_be_sent: true,
     })
@@ -107,6 +110,10 @@ mod tests {
             assert_eq!(stale(&event, &route).is_some(), is_stale, "{ago:?}");
         }
         let Some(EventEnd::Failed { error, .. }) = stale(&event, &route) else { panic!("stale") };
-        assert!(error.starts_with("stale: "), "{error}");
+        assert!(
+            error
+                .starts_with("stale: a copy of it may have been sent 23 h ago, and its receivers forget it after 1d, "),
+            "{error}"
+        );
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     outbox::{Destination, Dispatch, EventPublisher, Outbox},
     retry::RetryPolicy,
     setters::setters,
+    span::Exactly,
     store::Store,
 };
 
@@ -81,7 +82,7 @@ impl Route {
             return Err(ConfigError::new("relay.retry", value, "at least one attempt, and first is at most max"));
         }
         if self.receiver_keeps <= STALE_MARGIN {
-            let value = format!("{:?} for {name:?}", self.receiver_keeps);
+            let value = format!("{} for {name:?}", Exactly(self.receiver_keeps));
             return Err(ConfigError::new("relay.receiver_keeps", value, "more than an hour"));
         }
         Ok(())
@@ -142,7 +143,7 @@ impl RelaySettings {
             ("relay.measure_every", self.measure_every, millis(100, 3_600_000), "100 ms to 1 h"),
         ] {
             if !allowed.contains(&value) {
-                return Err(ConfigError::new(field, format!("{value:?}"), rule));
+                return Err(ConfigError::span(field, value, rule));
             }
         }
         Ok(())

@@ -39,6 +39,7 @@ impl Fixture {
         let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
             .handler(handler_fn(publish))
             .handler_name("teller")
+            .lanes(2)
             .effects(Effects::InTransaction)
             .publishes_to(["a", "b"])
             .build()

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "a relay that is aborted is one whose process died")]
 
 mod fixture;
+mod identity;
 mod side_by_side;
 mod worker;
 

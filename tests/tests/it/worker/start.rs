@@ -83,7 +83,7 @@ async fn j13_wrong_settings_are_refused_with_field_value_and_rule() {
     let outside = consumer().effects(Effects::Outside).build().map_err(refused).unwrap_err();
     assert_eq!(outside, ("handler_deadline", "not set".to_owned()));
     let short = fixture.consumer().retention(Retention::For(Duration::ZERO)).build().map_err(refused).unwrap_err();
-    assert_eq!(short, ("retention", "0ns".to_owned()));
+    assert_eq!(short, ("retention", "0s".to_owned()));
     assert_eq!(fixture.consumer().lanes(0).build().map_err(refused).unwrap_err(), ("lanes", "0".to_owned()));
     let batch = fixture.worker().batch(0).build().map_err(refused).unwrap_err();
     assert_eq!(batch, ("batch", "0".to_owned()));

@@ -33,7 +33,8 @@ const ANSWER: Duration = Duration::from_secs(8);
 /// The most events in flight at once.
 const AT_ONCE: usize = 64;
 
-/// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all.
+/// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all. The last one is also
+/// that of each try beyond, where the route allows more.
 const PAUSES: [Duration; 9] = [
     Duration::from_secs(5),
     Duration::from_secs(5 * 60),
@@ -320,12 +321,10 @@ fn soon(source: BoxError, in_line: Duration) -> EventError {
     EventError::Later { source, may_be_sent: false, after, counted: false }
 }
 
-/// The try failed. The event is tried again after a pause, up to ten times.
+/// The try failed. The event is tried again after a pause, as often as its route says: the relay counts, and notes of the last try
+/// too whether it may have been sent (O25).
 fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>, may_be_sent: bool) -> EventError {
-    let Some(pause) = PAUSES.get(event.attempts as usize) else {
-        return waits_for_a_person(&format!("ten tries have failed, the last one with: {source}"));
-    };
-    let after = wanted.unwrap_or(*pause);
+    let after = wanted.unwrap_or(PAUSES[PAUSES.len().saturating_sub(1).min(event.attempts as usize)]);
     let after = after + after.mul_f64(fastrand::f64() / 10.0);
     EventError::Later { source, may_be_sent, after: Some(after), counted: true }
 }

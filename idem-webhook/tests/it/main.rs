@@ -12,3 +12,4 @@ mod cloud_events;
 mod fairness;
 mod posts;
 mod receiver;
+mod relayed;

@@ -1,0 +1,87 @@
+//! What a relay notes of the tries, of which an operator decides days later whether a copy may be with the receivers.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
+    outbox::{EventEnd, EventState, Outbox, OutgoingEvent, StoredEvent},
+};
+use idem_testkit::{MemoryStore, message};
+use idem_webhook::{Endpoint, Secret, WebhookPublisher};
+use tokio::time::{sleep, timeout};
+
+use crate::receiver::{Answer, Receiver};
+
+async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+    tx.publish(message, Event::to("hooks").event_type("Told").body("{}"))?;
+    Ok(())
+}
+
+/// An outbox with one event.
+async fn outbox() -> Arc<dyn Outbox> {
+    let store = Arc::new(MemoryStore::new());
+    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+        .handler(handler_fn(publish))
+        .handler_name("teller")
+        .effects(Effects::InTransaction)
+        .publishes_to(["hooks"])
+        .build()
+        .unwrap();
+    for (_, decision) in consumer.process(vec![message("1", b"1".to_vec())]).await.unwrap() {
+        assert!(decision.is_processed(), "{decision:?}");
+    }
+    store.outbox().expect("an outbox")
+}
+
+/// A publisher whose endpoint is found after this time.
+fn publisher(url: String, found_after: Duration) -> WebhookPublisher {
+    let find = move |_: &OutgoingEvent| {
+        let endpoint = Endpoint::new(
+            url.clone(),
+            ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=".parse::<Secret>().unwrap()],
+        );
+        async move {
+            sleep(found_after).await;
+            Ok(Some(endpoint))
+        }
+    };
+    WebhookPublisher::new(find).unwrap().allow_private_networks().unwrap().allow_plaintext()
+}
+
+/// The event once a relay has noted as many tries.
+async fn after_tries(outbox: &Arc<dyn Outbox>, to: WebhookPublisher, tries: u32) -> StoredEvent {
+    let relay =
+        tokio::spawn(Relay::builder(Arc::clone(outbox)).to("hooks", to).build().unwrap().run(std::future::pending()));
+    let noted = async {
+        loop {
+            let event = outbox.events(None, None, 1).await.unwrap().remove(0);
+            if event.event.attempts >= tries {
+                return event;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let event = timeout(Duration::from_secs(60), noted).await.expect("the tries are noted");
+    relay.abort();
+    event
+}
+
+/// O25: the last of the tries may have been taken, as each before it.
+#[tokio::test]
+async fn o25_the_last_try_may_have_been_sent() {
+    for (status, is_sent) in [(Some(500), true), (None, false)] {
+        let outbox = outbox().await;
+        let id = outbox.backlog(None).await.unwrap()[0].id;
+        for _ in 0..9 {
+            let event = outbox.next(id, 1, 10_000).await.unwrap().remove(0);
+            let (after, error) = (Duration::ZERO, "refused".to_owned());
+            let end = EventEnd::Later { after, error, may_be_sent: false, counted: true };
+            outbox.settle(id, &[(&event, end)]).await.unwrap();
+        }
+        let receiver = Receiver::new(status.map(Answer::Status)).await;
+        let url = if is_sent { receiver.url("/") } else { "http://127.0.0.1:9/".to_owned() };
+        let failed = after_tries(&outbox, publisher(url, Duration::ZERO), 10).await;
+        assert_eq!((failed.state, failed.event.first_sent_ago.is_some()), (EventState::Failed, is_sent), "{failed:?}");
+        assert!(failed.error.as_ref().is_some_and(|error| error.starts_with("attempt 10 of 10: ")), "{failed:?}");
+    }
+}

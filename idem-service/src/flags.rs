@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::outbox::CloudEvents;
+use idem_core::{ConfigError, outbox::CloudEvents};
 use idem_schema::SchemaName;
 
 use crate::{
@@ -73,6 +73,11 @@ pub(crate) struct Flags {
     /// JSON around the event's [default: binary; structured with --profile guardia]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) event_format: Option<EventFormat>,
+
+    /// The source of events, an attribute of CloudEvents: a URI reference [default: /idem/ and the consumer's name, with the
+    /// tenant before it where there is one]
+    #[arg(long, value_name = "URI", value_parser = event_source)]
+    pub(crate) event_source: Option<String>,
 
     /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
     /// not sent again, but waits for a person
@@ -149,12 +154,23 @@ pub(crate) enum EventFormat {
 }
 
 impl EventFormat {
-    pub(crate) fn cloud_events(self) -> CloudEvents {
-        match self {
+    /// # Errors
+    /// [`ConfigError`] if the source is no URI reference.
+    pub(crate) fn cloud_events(self, source: Option<&str>) -> Result<CloudEvents, ConfigError> {
+        let form = match self {
             Self::Binary => CloudEvents::binary(),
             Self::Structured => CloudEvents::structured(),
+        };
+        match source {
+            Some(source) => form.source(source),
+            None => Ok(form),
         }
     }
+}
+
+fn event_source(text: &str) -> Result<String, String> {
+    let checked = CloudEvents::default().source(text);
+    checked.map(|_| text.to_owned()).map_err(|error| format!("it must be {}", error.rule))
 }
 
 pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {

@@ -38,7 +38,8 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
                  process does, the service a route with .relays(…), or a service over HTTP its --brokers"
             )
         })?;
-        let route = Route::to_shared(name, make(name, flags.event_format.unwrap_or_default().cloud_events())?);
+        let form = flags.event_format.unwrap_or_default().cloud_events(flags.event_source.as_deref())?;
+        let route = Route::to_shared(name, make(name, form)?);
         routes.push(route.receiver_keeps(flags.receiver_keeps));
     }
     Ok(routes)

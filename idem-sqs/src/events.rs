@@ -10,7 +10,7 @@ use aws_sdk_sqs::{
 use futures_util::{StreamExt as _, stream};
 use idem_core::{
     SourceError,
-    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
+    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent, Wire},
 };
 use serde::de::IgnoredAny;
 
@@ -40,8 +40,14 @@ const CONTENT_TYPE: &str = "content-type";
 /// The attribute with the type of an event, which the source reads.
 const TYPE: &str = "EventType";
 
+/// The headers with the trace of the handled message, the one that can be spared first.
+const TRACE: [&str; 2] = ["tracestate", "traceparent"];
+
 /// The longest group, in characters.
 const GROUP_MAX: usize = 128;
+
+/// A name and its value.
+type Attribute<'e> = (&'e str, Cow<'e, [u8]>);
 
 /// The results of the events of a call, in order.
 type Answers = Vec<Option<Result<(), EventError>>>;
@@ -108,29 +114,7 @@ impl SqsPublisher {
             false if serde_json::from_str::<IgnoredAny>(body).is_ok() => Cow::Owned(escaped(body)),
             false => return Err("the payload is no JSON, and has characters that SQS does not take".to_owned()),
         };
-        let mut attributes: Vec<(&str, Cow<'_, [u8]>)> = Vec::new();
-        for (name, value) in wire.headers.iter() {
-            let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
-            if !is_name(name) {
-                return Err(format!("SQS does not take {name:?} as the name of an attribute"));
-            }
-            let together = std::str::from_utf8(value).ok().filter(|_| name == TOGETHER).map(escaped);
-            attributes.push((name, together.map_or(Cow::Borrowed(value), |json| json.into_bytes().into())));
-        }
-        let ours = [(CONTENT_TYPE, wire.content_type.as_deref()), (TYPE, event.event_type.as_deref())];
-        for (name, value) in ours {
-            // They stand in the attribute of CloudEvents too, where there is no room.
-            if let Some(value) = value.filter(|_| attributes.len() < ATTRIBUTES_MAX) {
-                attributes.retain(|(other, _)| *other != name);
-                attributes.push((name, value.as_bytes().into()));
-            }
-        }
-        if attributes.len() > ATTRIBUTES_MAX {
-            return Err(format!(
-                "it has {} attributes with those of idem, and SQS takes {ATTRIBUTES_MAX}: give it fewer headers",
-                attributes.len()
-            ));
-        }
+        let attributes = attributes(&wire, event.event_type.as_deref())?;
         let bytes = attributes.iter().map(|(name, value)| name.len() + "String".len() + value.len()).sum::<usize>();
         let bytes = bytes + body.len();
         if bytes > bytes_max {
@@ -178,6 +162,37 @@ impl SqsPublisher {
         }
         answers
     }
+}
+
+/// An event's attributes, each with its value. What there is no room for is left out: first the trace of the handled message, whose
+/// producer wrote it and must not fail the event (O72), then what stands in the attribute of CloudEvents too.
+fn attributes<'e>(wire: &'e Wire, event_type: Option<&'e str>) -> Result<Vec<Attribute<'e>>, String> {
+    let mut attributes: Vec<Attribute<'e>> = Vec::new();
+    for (name, value) in wire.headers.iter() {
+        let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
+        if !is_name(name) {
+            return Err(format!("SQS does not take {name:?} as the name of an attribute"));
+        }
+        let together = std::str::from_utf8(value).ok().filter(|_| name == TOGETHER).map(escaped);
+        attributes.push((name, together.map_or(Cow::Borrowed(value), |json| json.into_bytes().into())));
+    }
+    let ours = [(CONTENT_TYPE, wire.content_type.as_deref()), (TYPE, event_type)];
+    let ours: Vec<_> = ours.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    attributes.retain(|(other, _)| ours.iter().all(|(name, _)| name != other));
+    for trace in TRACE {
+        if attributes.len() + ours.len() > ATTRIBUTES_MAX {
+            attributes.retain(|(name, _)| *name != trace);
+        }
+    }
+    if attributes.len() > ATTRIBUTES_MAX {
+        return Err(format!(
+            "it has {} attributes with those of idem, and SQS takes {ATTRIBUTES_MAX}: give it fewer headers",
+            attributes.len()
+        ));
+    }
+    let room = ATTRIBUTES_MAX - attributes.len();
+    attributes.extend(ours.into_iter().take(room).map(|(name, value)| (name, value.as_bytes().into())));
+    Ok(attributes)
 }
 
 /// JSON without the characters that SQS does not take, which can only stand in its strings.

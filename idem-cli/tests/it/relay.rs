@@ -135,8 +135,8 @@ async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
     let text = format!(
         "database-url = {:?}\nschema = {:?}\n\
          [amqp]\nurl = {:?}\n\
-         [[destination]]\nname = {:?}\n\
-         [[destination]]\nname = \"partner\"\n\
+         [[destination]]\nname = {:?}\nevent-source = \"urn:example:bank\"\n\
+         [[destination]]\nname = \"partner\"\nevent-format = \"binary\"\nevent-source = \"urn:example:web\"\n\
          [destination.webhook]\nendpoint = {:?}\nsecrets = [\"@{}\", {:?}]\nprivate-networks = true\nplaintext = true\n",
         fixture.url,
         fixture.schema,
@@ -173,6 +173,9 @@ async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
         for secret in SECRETS {
             standardwebhooks::Webhook::new(secret).unwrap().verify(&post.body, &post.headers).unwrap();
         }
+        // As an event of CloudEvents too.
+        assert_eq!(post.headers["ce-type"], "InvoiceIssued");
+        assert_eq!(post.headers["ce-source"], "urn:example:web");
         let id = post.headers["webhook-id"].to_str().unwrap().to_owned();
         assert_eq!(id, format!("invoice-{}", String::from_utf8_lossy(&post.body)));
         posted.insert(id);

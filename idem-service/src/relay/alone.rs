@@ -153,14 +153,14 @@ async fn routes(settings: &File) -> Result<Vec<Route>, BoxError> {
     let mut routes = Vec::new();
     for destination in &settings.destination {
         let publisher = match settings.way_to(destination)? {
-            Way::Broker(broker, format) => {
+            Way::Broker(broker, form) => {
                 let events = events(settings, broker).await?;
-                events(&destination.name, format.cloud_events())?
+                events(&destination.name, form)?
             }
             #[cfg(feature = "webhooks")]
-            Way::Webhook(part) => super::webhook::publisher(&destination.name, part)?,
+            Way::Webhook(part, form) => super::webhook::publisher(&destination.name, part, form)?,
             #[cfg(not(feature = "webhooks"))]
-            Way::Webhook(_) => return Err(missing("webhooks")),
+            Way::Webhook(..) => return Err(missing("webhooks")),
         };
         routes.push(Route::to_shared(&*destination.name, publisher).receiver_keeps(destination.receiver_keeps()?));
     }

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{BoxError, outbox::RECEIVER_KEEPS};
+use idem_core::{
+    BoxError,
+    outbox::{CloudEvents, RECEIVER_KEEPS},
+};
 use idem_schema::SchemaName;
 use serde::Deserialize;
 
@@ -80,6 +83,7 @@ pub(crate) struct DestinationPart {
     webhook: Option<WebhookPart>,
     receiver_keeps: Option<String>,
     event_format: Option<EventFormat>,
+    event_source: Option<String>,
 }
 
 /// `[destination.webhook]`: an endpoint over HTTP in place of a broker.
@@ -102,8 +106,9 @@ pub(crate) struct WebhookPart {
 /// The way that brings the events of a destination there.
 #[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "refused without a look"))]
 pub(crate) enum Way<'f> {
-    Broker(Broker, EventFormat),
-    Webhook(&'f WebhookPart),
+    Broker(Broker, CloudEvents),
+    /// Without the attributes of CloudEvents, unless the file asks for them: endpoints are often somebody else's.
+    Webhook(&'f WebhookPart, Option<CloudEvents>),
 }
 
 /// A broker.
@@ -167,15 +172,20 @@ impl File {
 
     /// The way to a destination: its webhook, the broker that it names, or the only one in the file.
     pub(crate) fn way_to<'f>(&self, destination: &'f DestinationPart) -> Result<Way<'f>, BoxError> {
-        let DestinationPart { name, broker, webhook, event_format, .. } = destination;
+        let DestinationPart { name, broker, webhook, event_format, event_source, .. } = destination;
+        let form = event_format.unwrap_or_default().cloud_events(event_source.as_deref());
+        let form = form.map_err(|error| format!("event-source of {name:?}: it must be {}", error.rule))?;
         if let Some(webhook) = webhook {
-            if broker.is_some() || event_format.is_some() {
-                let why = "has a webhook: broker and event-format are for brokers";
-                return Err(format!("the destination {name:?} {why}").into());
-            }
-            return Ok(Way::Webhook(webhook));
+            let why = match (broker, event_format, event_source) {
+                (Some(_), _, _) => "broker is for destinations without one",
+                (None, None, Some(_)) => "event-source needs event-format there",
+                (None, Some(_), _) | (None, None, None) => {
+                    return Ok(Way::Webhook(webhook, event_format.map(|_| form)));
+                }
+            };
+            return Err(format!("the destination {name:?} has a webhook: {why}").into());
         }
-        let of = |broker| Ok(Way::Broker(broker, event_format.unwrap_or_default()));
+        let of = |broker| Ok(Way::Broker(broker, form));
         if let Some(broker) = *broker {
             return of(broker);
         }

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use idem_core::{
     BoxError,
-    outbox::{EventPublisher, OutgoingEvent},
+    outbox::{CloudEvents, EventPublisher, OutgoingEvent},
 };
 use idem_webhook::{Endpoint, Secret, WebhookPublisher};
 
@@ -15,7 +15,11 @@ use crate::private;
 ///
 /// # Errors
 /// One line that names the destination, and shows neither the endpoint nor a secret.
-pub(crate) fn publisher(destination: &str, part: &WebhookPart) -> Result<Arc<dyn EventPublisher>, BoxError> {
+pub(crate) fn publisher(
+    destination: &str,
+    part: &WebhookPart,
+    form: Option<CloudEvents>,
+) -> Result<Arc<dyn EventPublisher>, BoxError> {
     let of = |why: String| format!("the webhook of {destination:?}: {why}");
     let secrets: Vec<Secret> = part.secrets.iter().map(|text| secret(text)).collect::<Result<_, _>>().map_err(of)?;
     let endpoint = Endpoint::new(&part.endpoint, secrets);
@@ -33,6 +37,9 @@ pub(crate) fn publisher(destination: &str, part: &WebhookPart) -> Result<Arc<dyn
     }
     if part.origin {
         publisher = publisher.sends_origin();
+    }
+    if let Some(form) = form {
+        publisher = publisher.cloud_events(form);
     }
     publisher.check(&endpoint).map_err(|error| of(error.rule.to_owned()))?;
     Ok(Arc::new(publisher))

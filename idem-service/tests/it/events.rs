@@ -76,12 +76,13 @@ async fn o11_a_worker_that_does_not_relay_leaves_it_to_others() {
     let ended = Worker::at(&place, "--announce told --relay off --until-idle 500ms").run().await.with(0);
     assert_eq!(ended.summary()["published"], 0, "{}", ended.log);
     assert_eq!((waiting(&place).await.len(), told.stats().published), (1, 0));
-    let ended = Worker::at(&place, "--announce told --event-format structured --until-idle 500ms").run().await.with(0);
+    let ours = "--announce told --event-source urn:example:bank --event-format structured --until-idle 500ms";
+    let ended = Worker::at(&place, ours).run().await.with(0);
     assert_eq!((ended.summary()["published"].as_u64(), told.stats().published), (Some(1), 1), "{}", ended.log);
     let event: Value = told.unsettled()[0].json().expect("JSON");
     assert_eq!(
-        (event["type"].as_str(), event["data"]["purchase"].as_str()),
-        (Some("PurchaseRecorded"), Some("order-1"))
+        (event["type"].as_str(), event["data"]["purchase"].as_str(), event["source"].as_str()),
+        (Some("PurchaseRecorded"), Some("order-1"), Some("urn:example:bank"))
     );
     place.remove();
 }
@@ -118,6 +119,8 @@ async fn o10_a_destination_without_a_way_there_is_refused_at_the_start() {
     );
     let ended = Worker::at(&place, "--announce told --receiver-keeps 1h").run().await.with(2);
     assert!(ended.why().contains("more than an hour"), "{}", ended.why());
+    let ended = Worker::at(&place, "--announce told --event-source no:<uri>").run().await.with(2);
+    assert!(ended.why().contains("a URI reference"), "{}", ended.why());
     place.remove();
 }
 

@@ -170,6 +170,46 @@ async fn o8_events_that_sqs_cannot_take_are_told_from_the_others() {
     }
 }
 
+/// O72: a message's trace, which its producer wrote, takes no room that the event needs: SQS takes ten attributes, of which six are a
+/// handler's.
+#[tokio::test(flavor = "multi_thread")]
+async fn o72_a_producers_trace_gives_way_to_what_the_event_needs() {
+    let traced = |own: usize, is_typed: bool| {
+        let mut event = outgoing_event(&format!("event-{own}"), "{}");
+        event.event_type = event.event_type.filter(|_| is_typed);
+        for number in 0..own {
+            event.headers.push(&format!("header-{number}"), Some("x".into()));
+        }
+        event.headers.push("traceparent", Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()));
+        event.headers.push("tracestate", Some("a=b".into()));
+        event
+    };
+    // Whether there are the trace and its state, the media type, and the type.
+    for (mode, own, is_typed, there) in [
+        // Media type and type stand in the attribute of CloudEvents too.
+        (CloudEvents::binary(), 6, true, [false, false, false, false]),
+        (CloudEvents::binary(), 2, true, [true, true, true, true]),
+        (CloudEvents::binary(), 3, true, [true, false, true, true]),
+        (CloudEvents::binary(), 4, true, [false, false, true, true]),
+        (CloudEvents::structured(), 5, true, [false, false, true, true]),
+        (CloudEvents::structured(), 6, true, [false, false, true, false]),
+        (CloudEvents::binary(), 4, false, [true, true, true, false]),
+        (CloudEvents::binary(), 6, false, [false, false, true, false]),
+    ] {
+        for server in [Server::elastic(), Server::fake().await] {
+            let queue = server.queue("").await;
+            let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap().cloud_events(mode.clone());
+            let sent = publish(&publisher, &[traced(own, is_typed)]).await;
+            assert!(sent[0].is_ok(), "{mode:?} {own}: {sent:?}");
+            let message = join(&queue.options()).await.take_without_outage(1).await.remove(0).message;
+            let has = |name: &str| message.headers().text(name).is_some();
+            let found = ["traceparent", "tracestate", "content-type", "EventType"].map(has);
+            assert_eq!(found, there, "{mode:?} {own} {is_typed}");
+            assert!((0..own).all(|number| has(&format!("header-{number}"))) && has("idemcause"), "{mode:?} {own}");
+        }
+    }
+}
+
 /// F5: SQS answers for each entry, and 200 where some of them failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn f5_an_entry_that_failed_is_the_only_one_that_is_not_confirmed() {

@@ -34,7 +34,8 @@ fn a_file_says_where_the_events_are_and_where_they_go() {
     .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(file.log_format(), LogFormat::Json);
     assert!(file.holds_secrets());
-    assert!(matches!(file.way_to(&file.destination[0]), Ok(Way::Broker(Broker::Kafka, EventFormat::Binary))));
+    let Ok(Way::Broker(Broker::Kafka, form)) = file.way_to(&file.destination[0]) else { panic!("it goes to Kafka") };
+    assert_eq!(form, CloudEvents::binary());
     assert_eq!(file.destination[0].receiver_keeps().ok(), Some(Duration::from_secs(14 * 86_400)));
     assert_eq!(file.destination[1].receiver_keeps().ok(), Some(RECEIVER_KEEPS));
     assert!(refused(&file, 1).contains("\"mails\" needs broker"));
@@ -88,19 +89,41 @@ fn a_destination_is_at_a_broker_or_has_a_webhook() {
         name = "both"
         broker = "kafka"
         webhook = { endpoint = "https://partner.example/hooks", secrets = [] }
-        [[destination]]
-        name = "a-form"
-        event-format = "structured"
-        webhook = { endpoint = "https://partner.example/hooks", secrets = [] }
         "#,
     )
     .unwrap_or_else(|error| panic!("{error}"));
-    let Ok(Way::Webhook(webhook)) = file.way_to(&file.destination[0]) else { panic!("no webhook") };
+    let Ok(Way::Webhook(webhook, None)) = file.way_to(&file.destination[0]) else { panic!("no webhook") };
     assert_eq!((webhook.secrets.len(), webhook.private_networks, webhook.plaintext), (2, false, false));
     assert!(file.holds_secrets(), "whoever knows the URL may post there");
-    for destination in [1, 2] {
-        assert!(refused(&file, destination).contains("has a webhook"));
+    assert!(refused(&file, 1).contains("has a webhook"));
+}
+
+/// Events have the form and the source that their destination's part of the file says, at a broker and at an endpoint.
+#[test]
+fn a_destination_says_in_which_form_its_events_are() {
+    let form = |webhook: &str, given: &str| {
+        let text = format!("[kafka]\nbrokers = \"k\"\n[[destination]]\nname = \"a\"\n{webhook}\n{given}");
+        let file = read(&text).unwrap_or_else(|error| panic!("{error}"));
+        match file.way_to(&file.destination[0]) {
+            Ok(Way::Broker(_, form)) => Ok(Some(form)),
+            Ok(Way::Webhook(_, form)) => Ok(form),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let hooks = "webhook = { endpoint = \"https://partner.example/hooks\", secrets = [] }";
+    let source = "event-source = \"urn:example:bank\"";
+    let structured = format!("event-format = \"structured\"\n{source}");
+    let from_bank = |form: CloudEvents| form.source("urn:example:bank").ok();
+    assert_eq!(form("", source), Ok(from_bank(CloudEvents::binary())));
+    assert_eq!(form(hooks, ""), Ok(None));
+    assert_eq!(form(hooks, "event-format = \"binary\""), Ok(Some(CloudEvents::binary())));
+    for webhook in ["", hooks] {
+        assert_eq!(form(webhook, &structured), Ok(from_bank(CloudEvents::structured())));
+        let why = form(webhook, "event-format = \"binary\"\nevent-source = \"<canary>\"").unwrap_err();
+        assert!(why.contains("\"a\"") && why.contains("a URI reference") && !why.contains("canary"), "{why}");
     }
+    let why = form(hooks, source).unwrap_err();
+    assert!(why.contains("needs event-format"), "{why}");
 }
 
 /// A webhook's settings are checked before anything is sent, and no error shows its URL or a secret.
@@ -116,7 +139,7 @@ fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
     };
     let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     let publisher = super::super::webhook::publisher;
-    assert!(publisher("partner", &webhook("https://partner.example/canary", secret)).is_ok());
+    assert!(publisher("partner", &webhook("https://partner.example/canary", secret), None).is_ok());
     let none = WebhookPart { secrets: Vec::new(), ..webhook("https://partner.example/canary", "") };
     for (part, told) in [
         (webhook("http://partner.example/canary", secret), "does not begin with https://"),
@@ -126,7 +149,7 @@ fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
         (webhook("https://partner.example/canary", "@/nowhere/canary"), "cannot be read"),
         (none, "no secret"),
     ] {
-        let error = publisher("partner", &part).err().unwrap_or_else(|| panic!("it was taken")).to_string();
+        let error = publisher("partner", &part, None).err().unwrap_or_else(|| panic!("it was taken")).to_string();
         assert!(error.contains(told) && error.contains("\"partner\"") && !error.contains("canary"), "{error}");
     }
 }

@@ -21,9 +21,11 @@ use http_body_util::Full;
 use idem_core::{
     BoxError, ErrorClass, Event, HandlerError, IdForm, Store as _,
     outbox::{CAUSED_BY, StoredEvent},
+    telemetry::HTTP_UNTAKEN,
 };
 use idem_http::{Idem, Idempotency, RequestKey, StepError};
 use idem_testkit::{Fault, Operation};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tower::ServiceExt as _;
 
 use super::{
@@ -208,6 +210,13 @@ async fn w123_a_safe_method_is_given_no_transaction() {
 
 /// A handler that does not take its transaction protects nothing, and must not look as if it did.
 pub(crate) async fn w24_a_handler_without_its_transaction_is_told<G: Ground>() {
+    let recorder = DebuggingRecorder::new();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    // How often it was counted since it was last asked.
+    let counted = || {
+        let all = recorder.snapshotter().snapshot().into_vec();
+        all.into_iter().find(|(key, ..)| key.key().name() == HTTP_UNTAKEN.name).map(|(.., value)| value)
+    };
     let (ground, runs) = (G::new().await, Counted::default());
     let app = app::<G>(&builder(&ground).build().unwrap(), &runs);
     for path in ["/plain", "/elsewhere"] {
@@ -216,6 +225,7 @@ pub(crate) async fn w24_a_handler_without_its_transaction_is_told<G: Ground>() {
             assert_eq!((untaken.status, untaken.header("retry-after")), (500, None), "{path}: {untaken:?}");
             assert!(untaken.json()["type"].as_str().unwrap().ends_with("#unprotected"), "{path}: {untaken:?}");
             assert_eq!(untaken.is_replayed(), None, "{path}: nothing is kept");
+            assert_eq!(counted(), Some(DebugValue::Counter(1)), "{path}");
         }
     }
     // Such as the router's own, which say that nothing was done.
@@ -224,6 +234,7 @@ pub(crate) async fn w24_a_handler_without_its_transaction_is_told<G: Ground>() {
         *refused.method_mut() = Method::PUT;
         let seen = send(&app, refused).await;
         assert_eq!((seen.status, seen.is_replayed()), (status, None), "{path}: {seen:?}");
+        assert_eq!(counted(), Some(DebugValue::Counter(0)), "{path}");
     }
     // One that takes it may have nothing to write.
     let first = send(&app, json("/idle", "i", "{}")).await;

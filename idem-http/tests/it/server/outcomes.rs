@@ -242,7 +242,7 @@ async fn a_lost_answer_to_the_commit_is_resolved() {
         ground.store().inject(Operation::Commit, fault);
         let route = route::<Memory>(&payments, &runs);
         let first = send::<Memory>(&route, request("k", "one")).await;
-        assert_eq!(first.status, 201, "{first:?}");
+        assert_eq!(first.status, 201, "no answer: {first:?}");
         assert_eq!(ground.paid().await, ["one"]);
         assert_eq!(send::<Memory>(&route, request("k", "one")).await.body, first.body);
     }
@@ -345,7 +345,7 @@ async fn no_answer_comes_before_its_commit() {
     assert_eq!(
         (failed.status, failed.header("retry-after"), failed.is_replayed()),
         (503, Some("1"), None),
-        "{failed:?}"
+        "no commit: {failed:?}"
     );
     assert_eq!((ground.paid().await.len(), runs.begun()), (0, 1));
     // A commit that hangs is waited for, given up, and found not to have been; all that by the test's own clock.
@@ -355,13 +355,15 @@ async fn no_answer_comes_before_its_commit() {
     assert_eq!((ground.paid().await, runs.begun()), (vec!["one".to_owned()], 3));
 }
 
-/// Whether a statement fails while this bug is planted.
-async fn is_red(bug: Bug, statement: impl Future<Output = ()> + 'static) -> bool {
+/// That a statement fails while this bug is planted, and by the assertion that is about it.
+async fn is_red(bug: Bug, statement: impl Future<Output = ()> + 'static, because: &str) {
     bugs::plant(Some(bug));
     // A task of this thread, where the bug is.
     let ended = tokio::task::LocalSet::new().run_until(async { tokio::task::spawn_local(statement).await }).await;
     bugs::plant(None);
-    ended.is_err_and(|error| error.is_panic())
+    let panic = ended.expect_err("it is green").into_panic();
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    assert!(text.is_some_and(|text| text.contains(because)), "{bug:?} is red for another reason: {text:?}");
 }
 
 /// W26: each bug that is planted turns the statement beside it red, which is green without it.
@@ -369,11 +371,12 @@ async fn is_red(bug: Bug, statement: impl Future<Output = ()> + 'static) -> bool
 async fn w26_planted_bugs_are_seen() {
     use super::repeats;
     // hash_ignored: another request gets the first one's answer.
-    assert!(is_red(Bug::ConflictIsADuplicate, repeats::w4_another_request_is_no_repeat::<Memory>()).await);
+    is_red(Bug::ConflictIsADuplicate, repeats::w4_another_request_is_no_repeat::<Memory>(), "body: Seen { status: 201")
+        .await;
     // respond_before_commit: the client has a success, and its effect is rolled back.
-    assert!(is_red(Bug::AnswersBeforeCommit, no_answer_comes_before_its_commit()).await);
+    is_red(Bug::AnswersBeforeCommit, no_answer_comes_before_its_commit(), "no commit: Seen { status: 201").await;
     // store_after_commit: where the answer to the commit is lost, there is an effect and no answer to it.
-    assert!(is_red(Bug::ResultInSecondTx, a_lost_answer_to_the_commit_is_resolved()).await);
+    is_red(Bug::ResultInSecondTx, a_lost_answer_to_the_commit_is_resolved(), "no answer: Seen").await;
     repeats::w4_another_request_is_no_repeat::<Memory>().await;
     no_answer_comes_before_its_commit().await;
     a_lost_answer_to_the_commit_is_resolved().await;

@@ -272,7 +272,7 @@ impl Problem {
                  again."
                     .to_owned()
             }
-            Self::NotFound => "No request with this key has ended or is in progress.".to_owned(),
+            Self::NotFound => "No request with this key has left a record. One that is on its way may still come.".to_owned(),
         }
     }
 

@@ -37,7 +37,7 @@ use tokio::sync::Semaphore;
 #[cfg(feature = "axum")]
 pub use self::axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError};
 pub use self::{
-    answer::EXPOSED_HEADERS,
+    answer::{ALLOWED_HEADERS, EXPOSED_HEADERS},
     ask::AskService,
     builder::IdempotencyBuilder,
     closure::{Answering, IdempotentRoute},

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use idem_core::{Headers, Recorded, ResultBody, outbox::REFERENCE_BYTES_MAX};
 
-use super::{digest, key::KEY_HEADER};
-use crate::date::rfc3339;
+use super::{ask::PREFERENCE_APPLIED, digest, key::KEY_HEADER};
+use crate::{ATTEMPT_HEADER, date::rfc3339};
 
 /// Whether an answer was given before: `true` or `false`.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -17,7 +17,7 @@ pub(crate) const PROCESSED_AT: HeaderName = HeaderName::from_static("idempotency
 pub(crate) const EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// The response headers that a browser's script may read once they are named in `Access-Control-Expose-Headers`.
-pub const EXPOSED_HEADERS: [HeaderName; 9] = [
+pub const EXPOSED_HEADERS: [HeaderName; 10] = [
     KEY_HEADER,
     REPLAYED,
     PROCESSED_AT,
@@ -27,6 +27,20 @@ pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     header::RETRY_AFTER,
     header::LINK,
     header::ETAG,
+    PREFERENCE_APPLIED,
+];
+
+/// The request headers that a browser's script may send once they are named in `Access-Control-Allow-Headers`: those that idem reads,
+/// and the two that most services need.
+pub const ALLOWED_HEADERS: [HeaderName; 8] = [
+    header::AUTHORIZATION,
+    header::CONTENT_TYPE,
+    KEY_HEADER,
+    ATTEMPT_HEADER,
+    digest::CONTENT_DIGEST,
+    digest::REPR_DIGEST,
+    HeaderName::from_static("prefer"),
+    HeaderName::from_static("traceparent"),
 ];
 
 /// The headers that are kept unless more are named: those that a client needs to go on.
@@ -34,8 +48,9 @@ pub(crate) const KEPT_BY_DEFAULT: [HeaderName; 5] =
     [header::LOCATION, header::ETAG, header::CONTENT_LANGUAGE, header::CONTENT_LOCATION, header::LINK];
 
 /// Headers that are never kept, even on request: they are meant for one connection, one client or one moment.
-const NEVER_KEPT: [HeaderName; 16] = [
+const NEVER_KEPT: [HeaderName; 18] = [
     header::SET_COOKIE,
+    HeaderName::from_static("set-cookie2"),
     header::AUTHORIZATION,
     header::WWW_AUTHENTICATE,
     header::PROXY_AUTHENTICATE,
@@ -50,6 +65,7 @@ const NEVER_KEPT: [HeaderName; 16] = [
     header::DATE,
     header::AGE,
     HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("authentication-info"),
 ];
 
@@ -173,11 +189,34 @@ mod tests {
     #[test]
     fn w6_what_is_for_one_client_is_never_kept() {
         let mut response = Response::new(Bytes::from_static(b"{}"));
-        for name in NEVER_KEPT {
+        // Named here again, so that none is lost from the list unseen.
+        let never = [
+            "set-cookie",
+            "set-cookie2",
+            "authorization",
+            "www-authenticate",
+            "authentication-info",
+            "proxy-authenticate",
+            "proxy-authorization",
+            "proxy-connection",
+            "connection",
+            "keep-alive",
+            "transfer-encoding",
+            "te",
+            "trailer",
+            "upgrade",
+            "content-length",
+            "content-encoding",
+            "date",
+            "age",
+        ]
+        .map(HeaderName::from_static);
+        for name in &never {
             response.headers_mut().insert(name, HeaderValue::from_static("secret"));
         }
         response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/t/1"));
-        let names: Vec<_> = KEPT_BY_DEFAULT.into_iter().filter(may_be_kept).collect();
+        // An application that wants them all kept.
+        let names: Vec<_> = KEPT_BY_DEFAULT.into_iter().chain(never).filter(may_be_kept).collect();
         let again = again(&kept(&response, &names));
         assert_eq!(again.headers().len(), 1, "{again:?}");
         assert_eq!(again.headers()[header::LOCATION], "/t/1");

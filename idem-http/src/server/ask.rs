@@ -36,7 +36,7 @@ use crate::{
     service::always_answers,
 };
 
-const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+pub(super) const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 /// The longest wait that `Prefer: wait` gets.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the database is asked during a wait for a request that another process runs.
@@ -91,8 +91,19 @@ impl<S: Store> Idempotency<S> {
     /// A service that answers with the outcome of requests to these routes. Each is named by method and path, as in
     /// `POST /transactions`, and they are tried in this order. In axum:
     /// `.route_service("/idempotency/{key}", idempotency.asks(["POST /transactions"]))`.
+    ///
+    /// # Panics
+    /// If one is no name of a route with records: a method in capitals that is not safe, one space, and a path that begins with `/`.
+    /// Each question about a misspelt one would be answered with `unknown`, for ever.
     pub fn asks(&self, routes: impl IntoIterator<Item = impl Into<String>>) -> AskService<S> {
-        AskService { shared: Arc::clone(&self.0), routes: routes.into_iter().map(Into::into).collect() }
+        let routes: Arc<[String]> = routes.into_iter().map(Into::into).collect();
+        for name in routes.iter() {
+            assert!(
+                route::has_records(name),
+                "{name:?} names no route with records: it must be as in \"POST /transactions\""
+            );
+        }
+        AskService { shared: Arc::clone(&self.0), routes }
     }
 }
 

@@ -64,9 +64,9 @@ impl<S: Store> IdempotencyLayer<S> {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// A layer for routers of axum. A `POST` or a `PATCH` needs a key; a `PUT` or a `DELETE` is protected if it has one; other
-    /// methods pass. A handler gets its transaction through the extractor [`Idem`]. The transaction is committed together with the
-    /// answer, after the handler has answered and before the client gets the answer.
+    /// A layer for routers of axum. A `POST` or a `PATCH` needs a key; a safe method, such as `GET` or `QUERY`, passes; any other, such as
+    /// `PUT`, `DELETE` or `MKCOL`, is protected if it has one. A handler gets its transaction through the extractor [`Idem`]. The
+    /// transaction is committed together with the answer, after the handler has answered and before the client gets the answer.
     ///
     /// [`HttpError`]'s table says which answers are kept; every answer of an axum handler counts as `Ok` there. In addition, a 4xx of a
     /// handler that has not used its transaction is not kept, because an extractor has refused the request.
@@ -201,12 +201,15 @@ impl<S: Store> Shared<S> {
     }
 }
 
+/// Methods that the registry of IANA calls safe, beside those that [`Method::is_safe`] knows.
+const SAFE: [&str; 4] = ["QUERY", "PROPFIND", "REPORT", "SEARCH"];
+
+/// A method that nobody knows may change something, so with a key it is protected.
 fn is_protected<B>(request: &Request<B>) -> bool {
-    match *request.method() {
-        Method::POST | Method::PATCH => true,
-        Method::PUT | Method::DELETE => request.headers().contains_key(KEY_HEADER),
-        _ => false,
-    }
+    let method = request.method();
+    let is_safe = method.is_safe() || SAFE.contains(&method.as_str());
+    let needs_key = [Method::POST, Method::PATCH].contains(method);
+    needs_key || !is_safe && request.headers().contains_key(KEY_HEADER)
 }
 
 /// The transaction of a request, which a handler takes as an argument. `S` is the store's type.

@@ -280,7 +280,7 @@ impl Problem {
             }
             Self::NotFound { is_quoted } => {
                 let hint = if *is_quoted { " A key is asked about without the quotes that it has in the header." } else { "" };
-                format!("No request with this key has ended or is in progress.{hint}")
+                format!("No request with this key has left a record. One that is on its way may still come.{hint}")
             }
             Self::RouteUnclear(what) => format!("Ask with ?route=, method and path of the operation: {what}."),
         }

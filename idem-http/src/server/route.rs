@@ -75,6 +75,14 @@ fn all_take(template: &[String], path: &[String]) -> bool {
     }
 }
 
+/// Whether a route can have this name, and its requests records.
+pub(crate) fn has_records(name: &str) -> bool {
+    let Some((method, path)) = name.split_once(' ') else { return false };
+    let is_in_capitals = !method.bytes().any(|byte| byte.is_ascii_lowercase());
+    let has_method = Method::from_bytes(method.as_bytes()).is_ok_and(|method| is_in_capitals && !method.is_safe());
+    has_method && path.starts_with('/') && !path.contains(char::is_whitespace)
+}
+
 /// The settings of a route.
 #[derive(Debug, Clone)]
 pub(crate) struct RouteSettings {

@@ -1,6 +1,10 @@
 //! A key can be asked about.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::Request;
@@ -225,4 +229,39 @@ async fn w21_each_state_of_a_key_is_told() {
     assert_eq!((uncertain.status, &uncertain.json()["state"]), (503, &"uncertain".into()), "{uncertain:?}");
     assert_eq!(uncertain.header("retry-after"), Some("1"));
     assert_eq!(runs.begun(), 2, "asking runs nothing");
+}
+
+/// W157: no key is ever known of a route that is none, so a name that cannot be one is refused where it is given.
+#[tokio::test]
+async fn w157_a_misspelt_route_is_refused_where_it_is_named() {
+    let payments = builder(&Memory::new().await).build().unwrap();
+    let is_refused = |route: &str| catch_unwind(AssertUnwindSafe(|| payments.asks([route]))).is_err();
+    for misspelt in [
+        "",
+        "/t",
+        "POST",
+        "POST t",
+        "POST  /t",
+        " POST /t",
+        "POST /t ",
+        "post /t",
+        "POST:/t",
+        "POST /t /u",
+        "GET /t",
+        "P\u{d6}ST /t",
+    ] {
+        assert!(is_refused(misspelt), "{misspelt:?}");
+    }
+    for route in ["POST /t", "PATCH /a/{id}", "MKCOL /", "DELETE /a/{*rest}"] {
+        assert!(!is_refused(route), "{route:?}");
+    }
+}
+
+/// A request that queues or claims its key has left no record: the answer must not say that none is on its way.
+#[tokio::test]
+async fn w21_what_is_unknown_may_still_come() {
+    let asks = builder(&Memory::new().await).build().unwrap().asks(["POST /t"]);
+    let unknown = ask(&asks, "acme", "/idempotency/k", "").await.json();
+    let detail = unknown["detail"].as_str().unwrap();
+    assert!(detail.contains("may still come"), "{detail}");
 }

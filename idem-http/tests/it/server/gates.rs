@@ -515,7 +515,12 @@ async fn w25_what_a_client_needs_is_exposed() {
     for (key, body) in [("k", "one"), ("k", "one"), ("k", "two"), ("l", "status 503")] {
         all.push(send::<Memory>(&route, request(key, body)).await);
     }
-    assert_eq!(all.iter().map(|seen| seen.status).collect::<Vec<_>>(), [201, 201, 422, 503]);
+    let asks = builder(&ground).build().unwrap().asks(["POST /t"]);
+    for path in ["/idempotency/k", "/idempotency/none"] {
+        all.push(super::ask::ask(&asks, "acme", path, "wait=0").await);
+    }
+    assert_eq!(all.iter().map(|seen| seen.status).collect::<Vec<_>>(), [201, 201, 422, 503, 200, 404]);
+    assert!(all.iter().any(|seen| seen.headers.contains_key("preference-applied")));
     // The first are those that Fetch lets every script read, and a cookie is not for scripts.
     let readable = ["cache-control", "content-type", "content-length", "set-cookie"];
     for name in all.iter().flat_map(|seen| seen.headers.keys()) {
@@ -523,6 +528,24 @@ async fn w25_what_a_client_needs_is_exposed() {
     }
     for kept in [http::header::ETAG, http::header::LINK, http::header::LOCATION, http::header::RETRY_AFTER] {
         assert!(idem_http::EXPOSED_HEADERS.contains(&kept), "{kept}");
+    }
+}
+
+/// A browser asks before it sends any of these, and sends nothing if one is not allowed.
+#[test]
+fn w25_what_a_client_sends_is_allowed() {
+    let allowed = idem_http::ALLOWED_HEADERS.map(|name| name.to_string());
+    for sent in [
+        "authorization",
+        "content-type",
+        "idempotency-key",
+        "idempotency-attempt",
+        "prefer",
+        "content-digest",
+        "repr-digest",
+        "traceparent",
+    ] {
+        assert!(allowed.iter().any(|name| name == sent), "{sent}");
     }
 }
 

@@ -13,7 +13,7 @@ use axum::{
     body::Body,
     extract::{Path, State},
     response::{IntoResponse as _, Redirect, Response},
-    routing::post,
+    routing::{any, post},
 };
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
@@ -40,6 +40,8 @@ struct Counted(Arc<AtomicUsize>, Arc<Runs>);
 fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router {
     Router::new()
         .route("/pay", post(pay::<G>).put(pay::<G>).delete(pay::<G>).get(async || "read"))
+        .route("/pay-any", any(pay::<G>))
+        .route("/read-any", any(async || "read"))
         .route("/refuse", post(refuse::<G>))
         .route("/stream", post(stream::<G>))
         .route("/slow", post(slow::<G>))
@@ -168,9 +170,9 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
     assert_eq!(again.is_replayed(), Some(true));
     assert_eq!(ground.paid().await.len(), 2);
     // These are protected where they have a key, and where they have none their handler states its need.
-    for method in [Method::PUT, Method::DELETE] {
+    for method in [Method::PUT, Method::DELETE, "MKCOL".parse().unwrap(), "LOCK".parse().unwrap()] {
         let other = || {
-            let mut other = json("/pay", "p", r#"{"text":"other"}"#);
+            let mut other = json("/pay-any", "p", r#"{"text":"other"}"#);
             *other.method_mut() = method.clone();
             other
         };
@@ -180,8 +182,9 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
         keyless.headers_mut().remove("idempotency-key");
         assert_eq!(send(&app, keyless).await.status, 400, "{method}");
     }
-    for method in [Method::GET, Method::HEAD] {
-        let mut safe = json("/pay", "k", "{}");
+    let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].into_iter();
+    for method in safe.chain(["QUERY", "PROPFIND", "REPORT", "SEARCH"].map(|name| name.parse().unwrap())) {
+        let mut safe = json("/read-any", "k", "{}");
         *safe.method_mut() = method;
         let seen = send(&app, safe).await;
         assert_eq!((seen.status, seen.is_replayed()), (200, None), "it passes, whatever its headers: {seen:?}");

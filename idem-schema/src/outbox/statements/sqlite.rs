@@ -11,6 +11,7 @@ impl OutboxStatements {
             Dialect::Sqlite.render(&template, schema).into()
         };
         Self {
+            is_external: "".into(),
             select_destination: text(r#"SELECT id, id_form FROM "{schema}_outbox_destinations" WHERE name = ?1"#),
             insert_destination: text(INSERT_DESTINATION),
             lease: text(LEASE),

@@ -58,7 +58,7 @@ on_every_store!(
     shared::w85_one_key_in_one_group_is_one_operation,
 );
 
-mod in_a_schema {
+mod searched {
     use super::super::{both::w25_a_request_stands_nowhere_but_in_its_answer, grounds::*};
 
     #[tokio::test]
@@ -69,6 +69,11 @@ mod in_a_schema {
     #[tokio::test]
     async fn w25_on_tokio_postgres() {
         w25_a_request_stands_nowhere_but_in_its_answer::<TokioPostgres>().await;
+    }
+
+    #[tokio::test]
+    async fn w25_on_sqlite() {
+        w25_a_request_stands_nowhere_but_in_its_answer::<Sqlite>().await;
     }
 }
 

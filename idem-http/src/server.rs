@@ -42,6 +42,7 @@ pub use self::{
     builder::IdempotencyBuilder,
     closure::{Answering, IdempotentRoute},
     counts::{RouteCounts, WaitingRepeats},
+    digest::check_digests,
     error::HttpError,
     fingerprint::{Fingerprint, HashSecret},
     profile::Profile,

@@ -13,11 +13,15 @@ pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(content)))).ok()
 }
 
-/// Compares the request's digests with the received content.
+/// Compares the `Content-Digest` and `Repr-Digest` of a message (RFC 9530) with its content as it came over the wire. A message without them
+/// passes.
+///
+/// Your own tests want it of the answers of the whole service: a layer outside of idem's that compresses them makes their digests wrong, unless
+/// [`responses_are_coded_after`](crate::IdempotencyBuilder::responses_are_coded_after) was said.
 ///
 /// # Errors
 /// A text that names the field and the problem.
-pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), String> {
+pub fn check_digests(headers: &HeaderMap, content: &[u8]) -> Result<(), String> {
     let mut stated = Stated::of(headers)?;
     stated.update(content);
     stated.verify()
@@ -121,7 +125,7 @@ mod tests {
     fn checked(field: &str, content: &[u8]) -> bool {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_DIGEST, HeaderValue::from_str(field).unwrap());
-        verify(&headers, content).is_ok()
+        check_digests(&headers, content).is_ok()
     }
 
     /// The example of RFC 9530.

@@ -101,7 +101,7 @@ impl<S: Store> Shared<S> {
         let mut held = in_hand.holds(headers).ok_or(Problem::Overloaded)?;
         let body = read(&parts.headers, body, settings, &in_hand, &mut held).await?;
         if !settings.decoded_before {
-            digest::verify(&parts.headers, &body).map_err(Problem::Digest)?;
+            digest::check_digests(&parts.headers, &body).map_err(Problem::Digest)?;
         }
         let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
         let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;

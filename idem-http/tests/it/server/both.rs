@@ -18,7 +18,7 @@ use idem_http::{HttpError, Idem, Idempotency, StepError};
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::{Ground, Memory, Postgres, TokioPostgres},
+    grounds::{Ground, Memory, Postgres, Sqlite, TokioPostgres},
     support::{Counted, Runs, SECRET, Seen, answer, builder, counted, held, request, route, until_all_have},
 };
 
@@ -241,20 +241,58 @@ pub(crate) async fn w101_a_client_goes_away_in_each_phase<G: Ground>() {
     }
 }
 
-/// A ground on PostgreSQL.
-pub(crate) trait InASchema: Ground {
-    fn schema(&self) -> String;
+/// A ground whose every table, or whole file, is searched from outside.
+pub(crate) trait Searched: Ground {
+    /// Where the records stand, and the answers.
+    const RECORDS: &str = "processed_messages";
+    const ANSWERS: &str = "processed_results";
+
+    /// The places where a value stands, in any form.
+    async fn places_with(&self, value: &str) -> BTreeSet<String>;
+
+    /// The hashes of the requests, in hexadecimal digits.
+    async fn hashes(&self) -> Vec<String>;
 }
 
-impl InASchema for Postgres {
-    fn schema(&self) -> String {
-        self.schema.to_string()
+impl Searched for Postgres {
+    async fn places_with(&self, value: &str) -> BTreeSet<String> {
+        tables_with(self.schema.as_str(), value).await
+    }
+
+    async fn hashes(&self) -> Vec<String> {
+        hashes_in(self.schema.as_str()).await
     }
 }
 
-impl InASchema for TokioPostgres {
-    fn schema(&self) -> String {
-        self.schema.to_string()
+impl Searched for TokioPostgres {
+    async fn places_with(&self, value: &str) -> BTreeSet<String> {
+        tables_with(self.schema.as_str(), value).await
+    }
+
+    async fn hashes(&self) -> Vec<String> {
+        hashes_in(self.schema.as_str()).await
+    }
+}
+
+impl Searched for Sqlite {
+    // The database and its write-ahead log are one place: a page that is no row's any more is in them, too.
+    const RECORDS: &str = "the files";
+    const ANSWERS: &str = "the files";
+
+    async fn places_with(&self, value: &str) -> BTreeSet<String> {
+        let files = self.files();
+        // Digits are searched for as the bytes that they stand for, too: SQLite keeps those as they are.
+        let digits: Option<Vec<u8>> = (value.len() % 2 == 0).then_some(value).and_then(|value| {
+            (0..value.len()).step_by(2).map(|at| u8::from_str_radix(value.get(at..at + 2)?, 16).ok()).collect()
+        });
+        let wanted = forms(value).into_iter().map(String::into_bytes).chain(digits);
+        let has = wanted.into_iter().any(|form| files.windows(form.len()).any(|window| window == form));
+        has.then(|| "the files".to_owned()).into_iter().collect()
+    }
+
+    async fn hashes(&self) -> Vec<String> {
+        let query = "SELECT lower(hex(payload_hash)) FROM idem_processed_messages";
+        sqlx::query_scalar(query).fetch_all(&mut self.connect().await).await.unwrap()
     }
 }
 
@@ -286,24 +324,28 @@ async fn tables_with(schema: &str, value: &str) -> BTreeSet<String> {
     with
 }
 
-/// Whoever has a guess at a request can make its plain hash, so that no part of one may be there, not even in the audit trail. The
-/// service with the schema `guessable` had the same requests, and makes plain hashes.
-async fn no_plain_hash_stands_in(schema: &str, guessable: &str) {
+async fn hashes_in(schema: &str) -> Vec<String> {
     let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
-    let hashes = format!("SELECT encode(payload_hash, 'hex') FROM {guessable}.processed_messages");
-    let hashes: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(hashes)).fetch_all(&mut connection).await.unwrap();
+    let hashes = format!("SELECT encode(payload_hash, 'hex') FROM {schema}.processed_messages");
+    sqlx::query_scalar(sqlx::AssertSqlSafe(hashes)).fetch_all(&mut connection).await.unwrap()
+}
+
+/// Whoever has a guess at a request can make its plain hash, so that no part of one may be there, not even in the audit trail. The
+/// service on `guessable` had the same requests, and makes plain hashes.
+async fn no_plain_hash_stands_in<G: Searched>(ground: &G, guessable: &G) {
+    let hashes = guessable.hashes().await;
     assert_eq!(hashes.len(), 4, "two keys on two ways");
     for hash in hashes {
         for part in [&hash[..8], &hash[32..40]] {
-            assert!(tables_with(guessable, part).await.contains("processed_messages"), "this search sees it");
-            assert_eq!(tables_with(schema, part).await, BTreeSet::new(), "{part} of {hash}");
+            assert!(guessable.places_with(part).await.contains(G::RECORDS), "this search sees it");
+            assert_eq!(ground.places_with(part).await, BTreeSet::new(), "{part} of {hash}");
         }
     }
 }
 
 /// Of a request only its key and a keyed hash are stored, and of its answer the named parts; and no log or span has more. Whole
 /// databases and whole processes are searched from outside.
-pub(crate) async fn w25_a_request_stands_nowhere_but_in_its_answer<G: InASchema>() {
+pub(crate) async fn w25_a_request_stands_nowhere_but_in_its_answer<G: Searched>() {
     const BODY: &str = "canary-4000-0012";
     const HEADER: &str = "canary-4000-header";
     const KEPT: &str = "canary-4000-answer";
@@ -349,13 +391,12 @@ pub(crate) async fn w25_a_request_stands_nowhere_but_in_its_answer<G: InASchema>
             }
         }
     }
-    let schema = ground.schema();
     for value in [BODY, HEADER] {
-        assert_eq!(tables_with(&schema, value).await, BTreeSet::new(), "{value}");
+        assert_eq!(ground.places_with(value).await, BTreeSet::new(), "{value}");
     }
-    let kept = BTreeSet::from(["processed_results".to_owned()]);
-    assert_eq!(tables_with(&schema, KEPT).await, kept, "the same search sees the answer");
-    no_plain_hash_stands_in(&schema, &guessable.schema()).await;
+    let kept = BTreeSet::from([G::ANSWERS.to_owned()]);
+    assert_eq!(ground.places_with(KEPT).await, kept, "the same search sees the answer");
+    no_plain_hash_stands_in(&ground, &guessable).await;
     drop(_guard);
     let log = String::from_utf8(std::mem::take(&mut *log.lock().unwrap())).unwrap();
     assert!(log.contains("/t") && log.contains("/layer") && log.contains("idem.key"), "it tells of requests: {log}");

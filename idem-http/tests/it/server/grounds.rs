@@ -132,6 +132,12 @@ impl Sqlite {
     pub(crate) async fn connect(&self) -> sqlx::SqliteConnection {
         sqlx::SqliteConnection::connect(&format!("sqlite://{}?mode=rwc", self.path.display())).await.unwrap()
     }
+
+    /// The bytes of the database and of its write-ahead log.
+    pub(crate) fn files(&self) -> Vec<u8> {
+        let read = |suffix| std::fs::read(format!("{}{suffix}", self.path.display())).unwrap();
+        [read(""), read("-wal")].concat()
+    }
 }
 
 impl Drop for Sqlite {

@@ -9,6 +9,7 @@ mod grounds;
 mod layer;
 mod outcomes;
 mod profiles;
+mod proxied;
 mod repeats;
 mod shared;
 mod statuses;

@@ -393,9 +393,19 @@ fn resident_kib() -> usize {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// 10,000 requests for one key hold no connection while they wait, and no more memory than a bound that leaves room for the tests beside this one.
+/// 10,000 requests for one key hold no connection while they wait, and little memory. It is a process of its own, so that the memory is that of no
+/// other test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w22_ten_thousand_repeats_wait_without_connections() {
+    const IS_ALONE: &str = "IDEM_TEST_IS_ALONE";
+    if std::env::var_os(IS_ALONE).is_none() {
+        let name = "server::repeats::w22_ten_thousand_repeats_wait_without_connections";
+        let mut alone = tokio::process::Command::new(std::env::current_exe().unwrap());
+        let ended = alone.args(["--exact", name]).env(IS_ALONE, "1").output().await.unwrap();
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
     let idempotency =
         builder(&ground).wait_for_owner(Duration::from_secs(60)).tenant_requests_max(20_000).build().unwrap();
@@ -408,7 +418,8 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     until_all_have(&arrived, 10_000).await;
     runs.until_begun(1).await;
     let each = resident_kib().saturating_sub(before) / 10_000;
-    assert!(each <= 64, "{each} KiB each");
+    // Measured alone: 6 KiB each.
+    assert!(each <= 12, "{each} KiB each");
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
     let name = ground.schema.to_string();

@@ -63,7 +63,7 @@ on_every_store!(
     company::w120_what_cannot_be_compared_is_no_conflict_in_company,
 );
 
-mod in_a_schema {
+mod searched {
     use super::super::{both::w25_a_request_stands_nowhere_but_in_its_answer, grounds::*};
 
     #[tokio::test]
@@ -74,6 +74,11 @@ mod in_a_schema {
     #[tokio::test]
     async fn w25_on_tokio_postgres() {
         w25_a_request_stands_nowhere_but_in_its_answer::<TokioPostgres>().await;
+    }
+
+    #[tokio::test]
+    async fn w25_on_sqlite() {
+        w25_a_request_stands_nowhere_but_in_its_answer::<Sqlite>().await;
     }
 }
 

@@ -57,6 +57,10 @@ pub(crate) struct HttpFlags {
     #[arg(long, value_name = "COUNT", value_parser = sizes::count(1_usize..=1024))]
     pub(crate) lanes: Option<usize>,
 
+    /// How many requests of one tenant may be in hand at once, repeats that wait included; one more gets 429
+    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = sizes::count(1_usize..=1_000_000))]
+    pub(crate) tenant_requests_max: usize,
+
     #[command(flatten)]
     pub(crate) cleanup: CleanupFlags,
 

@@ -50,7 +50,8 @@ impl<S: Store> Opened<S> {
                 ProfileFlag::Stripe => Profile::stripe(),
             })
             .handler_deadline(flags.common.handler_deadline)
-            .body_bytes_max(flags.body_max);
+            .body_bytes_max(flags.body_max)
+            .tenant_requests_max(flags.tenant_requests_max);
         if let Some(wait) = flags.in_progress_wait {
             builder = builder.wait_for_owner(wait);
         }
@@ -103,4 +104,36 @@ fn secret(number: u16, file: &PathBuf) -> Result<HashSecret, String> {
 pub(super) fn numbered_file(text: &str) -> Result<(u16, PathBuf), String> {
     let parsed = text.split_once('=').and_then(|(number, file)| Some((number.parse().ok()?, PathBuf::from(file))));
     parsed.ok_or_else(|| "it must be NUMBER=FILE, such as 1=/run/secrets/hashes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::Request};
+    use clap::{Args as _, Command, FromArgMatches as _};
+    use idem_testkit::MemoryStore;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    /// W22: the requests that a tenant may have in hand, repeats that wait included, have a flag.
+    #[tokio::test]
+    async fn w22_a_tenants_requests_have_a_flag() {
+        let line = ["service", "--database-url", "sqlite://x", "--tenant-requests-max", "1"];
+        let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
+        let flags = HttpFlags::from_arg_matches(&matches).unwrap();
+        let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
+        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
+        let route = opened.idempotency.route("/t", |_, _| Box::pin(std::future::pending()));
+        let send = |key| {
+            let request = Request::post("/t").header("idempotency-key", key).body(Body::empty()).unwrap();
+            route.clone().oneshot(request)
+        };
+        let one_more = tokio::select! {
+            biased;
+            _ = send("k") => panic!("it does not end"),
+            answered = send("l") => answered.unwrap(),
+            () = std::future::ready(()) => panic!("it was let in"),
+        };
+        assert_eq!(one_more.status(), 429);
+    }
 }

@@ -83,7 +83,7 @@ impl Route {
         }
         if self.receiver_keeps <= STALE_MARGIN {
             let value = format!("{} for {name:?}", Exactly(self.receiver_keeps));
-            return Err(ConfigError::new("relay.receiver_keeps", value, "more than an hour"));
+            return Err(ConfigError::new("relay.receiver_keeps", value, "it must be more than an hour"));
         }
         Ok(())
     }

@@ -161,7 +161,7 @@ mod tests {
             for (name, value) in fields {
                 headers.append(*name, HeaderValue::from_str(value).unwrap());
             }
-            verify(&headers, HELLO)
+            check_digests(&headers, HELLO)
         };
         let (right, wrong) = ("sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:", "sha-256=:AAAA:");
         assert_eq!(with(&[("repr-digest", right)]), Ok(()));

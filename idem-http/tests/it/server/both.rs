@@ -282,7 +282,7 @@ impl Searched for Sqlite {
     async fn places_with(&self, value: &str) -> BTreeSet<String> {
         let files = self.files();
         // Digits are searched for as the bytes that they stand for, too: SQLite keeps those as they are.
-        let digits: Option<Vec<u8>> = (value.len() % 2 == 0).then_some(value).and_then(|value| {
+        let digits: Option<Vec<u8>> = value.len().is_multiple_of(2).then_some(value).and_then(|value| {
             (0..value.len()).step_by(2).map(|at| u8::from_str_radix(value.get(at..at + 2)?, 16).ok()).collect()
         });
         let wanted = forms(value).into_iter().map(String::into_bytes).chain(digits);

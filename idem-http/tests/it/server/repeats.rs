@@ -418,7 +418,7 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     until_all_have(&arrived, 10_000).await;
     runs.until_begun(1).await;
     let each = resident_kib().saturating_sub(before) / 10_000;
-    // Measured alone: 6 KiB each.
+    // Some 6 KiB each were read beside other tests; twice that is the bound.
     assert!(each <= 12, "{each} KiB each");
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();

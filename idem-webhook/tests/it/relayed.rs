@@ -49,6 +49,7 @@ fn publisher(url: String, found_after: Duration) -> WebhookPublisher {
 }
 
 /// The event once a relay has noted as many tries.
+#[allow(clippy::disallowed_methods, reason = "the relay waits for its next try, with no unit under way")]
 async fn after_tries(outbox: &Arc<dyn Outbox>, to: WebhookPublisher, tries: u32) -> StoredEvent {
     let relay =
         tokio::spawn(Relay::builder(Arc::clone(outbox)).to("hooks", to).build().unwrap().run(std::future::pending()));

@@ -55,6 +55,7 @@ impl EventPublisher for Refused {
 }
 
 /// O100: a relay notes an event as sent while it is under way, and takes that back once it knows better.
+#[allow(clippy::disallowed_methods, reason = "the relay waits for its next try, with no unit under way")]
 #[tokio::test]
 async fn o100_a_slow_try_that_sent_nothing_leaves_no_mark() {
     let fixture = Fixture::new().await;

@@ -14,7 +14,7 @@ use idem_core::{
     ConsumerName, Destination, ErrorClass, IdempotencyKey, OrderingKey, StoreError,
     outbox::{
         DestinationId, EventEnd, EventName, EventNumber, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, StoredEvent,
+        OutgoingEvent, StoredEvent, UNDER_WAY,
     },
     store::Interned,
 };
@@ -97,7 +97,7 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
                 // Alone, or it would stop all the others of its destination.
                 Err(error) => {
                     let failed = EventEnd::Failed { error: error.to_string(), may_be_sent: false };
-                    look.unreadable.extend(unpublished(row.get("number")?, row.get("event_key")?, &failed));
+                    look.unreadable.extend(unpublished(row.get("number")?, row.get("event_key")?, &failed, false));
                 }
             }
         }
@@ -223,7 +223,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError> {
         let (mut published, mut keys, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (event, end) in ends {
-            match unpublished(event.number.0, event.key.as_str(), end) {
+            match unpublished(event.number.0, event.key.as_str(), end, event.first_sent_ago.is_none()) {
                 None => {
                     published.push(event.number.0);
                     keys.push(event.key.as_str());
@@ -269,8 +269,9 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     }
 }
 
-/// The end of an event, as an object for the statement; `None` where it was published.
-fn unpublished(number: i64, key: &str, end: &EventEnd) -> Option<Value> {
+/// The end of an event, as an object for the statement; `None` where it was published. `was_unsent` says whether no copy may have been
+/// sent when it was taken: a note of this try that it is under way is then taken back, where the try sent nothing (O100).
+fn unpublished(number: i64, key: &str, end: &EventEnd, was_unsent: bool) -> Option<Value> {
     let (state, after, error, may_be_sent, counted) = match end {
         EventEnd::Published => return None,
         EventEnd::Later { after, error, may_be_sent, counted } => {
@@ -282,9 +283,10 @@ fn unpublished(number: i64, key: &str, end: &EventEnd) -> Option<Value> {
     };
     let error = error.replace('\0', "\u{fffd}");
     let state = state.number();
+    let takes_back = (was_unsent && !may_be_sent).then_some(UNDER_WAY);
     Some(json!({
         "number": number, "key": key, "state": state, "after": after, "error": error,
-        "may_be_sent": may_be_sent, "counted": counted,
+        "may_be_sent": may_be_sent, "counted": counted, "takes_back": takes_back,
     }))
 }
 

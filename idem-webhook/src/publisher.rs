@@ -30,6 +30,10 @@ use crate::{
 /// How long one try may take.
 const ANSWER: Duration = Duration::from_secs(8);
 
+/// How long of that a connection may take. Nothing was sent to a host that has none by then, as it would be unknown of one that was
+/// given up at the end of [`ANSWER`].
+const CONNECTED: Duration = Duration::from_secs(5);
+
 /// The most events in flight at once.
 const AT_ONCE: usize = 64;
 
@@ -268,7 +272,8 @@ fn client(is_private_allowed: bool) -> Result<Client, ConfigError> {
     // Sets the process's TLS provider if it has none, as the brokers' connections do. Without one the client panics.
     #[cfg(feature = "tls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = ClientBuilder::new().redirect(Policy::none()).no_proxy().timeout(ANSWER).user_agent("idem-webhook");
+    let builder = ClientBuilder::new().redirect(Policy::none()).no_proxy().connect_timeout(CONNECTED).timeout(ANSWER);
+    let builder = builder.user_agent("idem-webhook");
     let builder = if is_private_allowed { builder } else { builder.dns_resolver(Arc::new(PublicOnly)) };
     builder.build().map_err(|_| {
         ConfigError::new(
@@ -337,9 +342,10 @@ fn not_answered(error: reqwest::Error) -> BoxError {
         }
         source = error.source();
     }
-    match error.is_timeout() {
-        true => format!("the endpoint has not answered within {ANSWER:?}").into(),
-        false => error.into(),
+    match (error.is_timeout(), error.is_connect()) {
+        (true, true) => format!("the endpoint could not be connected to within {CONNECTED:?}").into(),
+        (true, false) => format!("the endpoint has not answered within {ANSWER:?}").into(),
+        (false, _) => error.into(),
     }
 }
 

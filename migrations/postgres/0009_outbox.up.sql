@@ -260,7 +260,8 @@ END
 $idem$;
 
 -- Notes the ends of events: those that were published are removed, the others are an array of objects with the number,
--- the key, the state, after how many microseconds, the error, whether it may have been sent and whether it counts. A number names
+-- the key, the state, after how many microseconds, the error, whether it may have been sent, whether it counts, and the error of the
+-- note of this try that is taken back, because nothing was sent: as long as its wait lasts, no other relay has the event. A number names
 -- one event only as long as nothing is lost: a server that takes over without the last commits draws those numbers again. So an
 -- event is settled, retried and skipped by its key too, by which its receivers know it.
 CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], keys text[], others json) RETURNS bigint
@@ -284,7 +285,8 @@ BEGIN
     SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
     -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
     FOR one IN SELECT s.* FROM json_to_recordset(others)
-        AS s (number bigint, key text, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
+        AS s (number bigint, key text, state smallint, after bigint, error text, may_be_sent boolean, counted boolean,
+            takes_back text)
     LOOP
         SELECT f.ctid FROM {schema}.outbox AS f
         WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number
@@ -298,9 +300,10 @@ BEGIN
         END IF;
         UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
             not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
-            first_sent_at = coalesce(
-                {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at),
-                CASE WHEN one.may_be_sent THEN clock_timestamp() END)
+            first_sent_at = CASE WHEN o.state = 1 AND o.error = one.takes_back AND o.not_before > clock_timestamp() THEN NULL
+                ELSE coalesce(
+                    {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at),
+                    CASE WHEN one.may_be_sent THEN clock_timestamp() END) END
         WHERE o.ctid = place;
         settled := settled + FOUND::int;
     END LOOP;

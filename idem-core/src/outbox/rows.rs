@@ -514,7 +514,9 @@ pub trait Outbox: Send + Sync + 'static {
         bytes_max: u64,
     ) -> Result<Vec<OutgoingEvent>, StoreError>;
 
-    /// Notes the outcomes of events that [`next`](Self::next) has answered.
+    /// Notes the outcomes of events that [`next`](Self::next) has answered. An outcome after which nothing was sent takes back the mark
+    /// of a note before it that the event is [`UNDER_WAY`], as long as the note's wait lasts, unless a copy may have been sent before
+    /// the event was answered ([`first_sent_ago`](OutgoingEvent::first_sent_ago)).
     async fn settle(&self, destination: DestinationId, ends: &[(&OutgoingEvent, EventEnd)]) -> Result<(), StoreError>;
 
     /// The backlog of each destination; only one writer's events if a consumer is given.

@@ -76,7 +76,8 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     raise_pending: "SELECT writers, last FROM {schema}.raise_pending($1::int4, $2::text, $3::int8)";
 
     /// Notes the ends of events. Parameters: 1 destination `int4`, 2 the published `int8[]` and 3 their keys `text[]`, 4 the others
-    /// as a JSON array of objects `text`: `number`, `key`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. An event
+    /// as a JSON array of objects `text`: `number`, `key`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`, and
+    /// `takes_back`, the error of the note that is taken back together with its mark, or null. An event
     /// with another key is another one, to which a server without the last commits gave the same number. No result to look at.
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text[], $4::text::json) AS settled";
 

@@ -11,7 +11,7 @@ use idem_core::{
     ConsumerName, Destination, OrderingKey, ResultBody, StoreError, Tenant,
     outbox::{
         DestinationId, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult, LeaseRequest, Leased,
-        NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
+        NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
     },
     store::{Interned, ScopeId},
 };
@@ -254,14 +254,22 @@ impl Events {
         }
     }
 
-    fn settle(&mut self, number: EventNumber, end: &EventEnd, now: SystemTime, defect: Option<Defect>) {
+    fn settle(&mut self, event: &OutgoingEvent, end: &EventEnd, now: SystemTime, defect: Option<Defect>) {
+        let number = event.number;
         if matches!(end, EventEnd::Published) {
             self.remove(number, now, defect);
             return;
         }
         let lost_at = self.rows.get(&number).and_then(|row| self.lost_at(row.event.destination));
         let Some(row) = self.rows.get_mut(&number) else { return };
-        let first_sent = row.first_sent(lost_at);
+        let sends_nothing = match end {
+            EventEnd::Published => false,
+            EventEnd::Later { may_be_sent, .. } | EventEnd::Failed { may_be_sent, .. } => !may_be_sent,
+        };
+        let is_noted =
+            row.state == EventState::Waiting && row.error.as_deref() == Some(UNDER_WAY) && row.may_go_from > now;
+        let is_taken_back = sends_nothing && is_noted && event.first_sent_ago.is_none();
+        let first_sent = row.first_sent(lost_at).filter(|_| !is_taken_back);
         match end {
             EventEnd::Published => {}
             EventEnd::Later { after, error, may_be_sent, counted } => {
@@ -499,7 +507,7 @@ impl Outbox for MemoryOutbox {
                 ends.iter().partition(|(_, end)| matches!(end, EventEnd::Published));
             for (event, end) in others.into_iter().chain(published) {
                 if state.events.rows.get(&event.number).is_some_and(|row| is_it(row, event)) {
-                    state.events.settle(event.number, end, now, defect);
+                    state.events.settle(event, end, now, defect);
                 }
             }
         };

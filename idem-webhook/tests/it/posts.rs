@@ -12,6 +12,7 @@ use idem_core::{
     outbox::{Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
 };
 use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::receiver::{Answer, Receiver};
 
@@ -93,6 +94,23 @@ async fn o100_a_connection_that_is_refused_sends_nothing() {
     let receiver = Receiver::new([Answer::Status(500)]).await;
     let answer = post(&own(receiver.url("/hooks")), &event(0)).await;
     assert!(matches!(answer, Err(EventError::Later { may_be_sent: true, counted: true, .. })), "{answer:?}");
+}
+
+/// O100: nor was one whose host lets every packet drop, which is known before the time for an answer is over.
+#[tokio::test]
+async fn o100_a_host_that_drops_packets_was_sent_nothing() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    // Once its line is full, the system drops every further attempt to connect.
+    let full = socket.listen(1).unwrap();
+    let to = full.local_addr().unwrap();
+    let mut in_line = Vec::new();
+    while let Ok(connected) = tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(to)).await {
+        in_line.push(connected.unwrap());
+    }
+    let answer = post(&own(format!("http://{to}/")), &event(0)).await;
+    let Err(EventError::Later { may_be_sent: false, counted: true, source, .. }) = answer else { panic!("{answer:?}") };
+    assert!(source.to_string().contains("connected to within"), "{source}");
 }
 
 /// O19: the reference verifier accepts each request, by each of the secrets, and a receiver knows every try by one id.

@@ -49,6 +49,7 @@ fn publisher(url: String, found_after: Duration) -> WebhookPublisher {
 }
 
 /// The event once a relay has noted as many tries.
+#[allow(clippy::disallowed_methods, reason = "the relay waits for its next try, with no unit under way")]
 async fn after_tries(outbox: &Arc<dyn Outbox>, to: WebhookPublisher, tries: u32) -> StoredEvent {
     let relay =
         tokio::spawn(Relay::builder(Arc::clone(outbox)).to("hooks", to).build().unwrap().run(std::future::pending()));
@@ -84,4 +85,13 @@ async fn o25_the_last_try_may_have_been_sent() {
         assert_eq!((failed.state, failed.event.first_sent_ago.is_some()), (EventState::Failed, is_sent), "{failed:?}");
         assert!(failed.error.as_ref().is_some_and(|error| error.starts_with("attempt 10 of 10: ")), "{failed:?}");
     }
+}
+
+/// O100: that a try took long, here because its endpoint was looked up for long, does not make it one that may have been sent.
+#[tokio::test]
+async fn o100_a_slow_try_that_sent_nothing_leaves_no_mark() {
+    let outbox = outbox().await;
+    let slow = publisher("http://127.0.0.1:9/".to_owned(), Duration::from_millis(600));
+    let tried = after_tries(&outbox, slow, 1).await;
+    assert_eq!((tried.state, tried.event.first_sent_ago), (EventState::Waiting, None), "{tried:?}");
 }

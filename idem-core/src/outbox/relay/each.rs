@@ -88,6 +88,11 @@ impl UnderWay {
         std::mem::take(&mut self.answered)
     }
 
+    /// Whether the outbox was told that it is under way.
+    fn is_noted(&self, event: &Arc<OutgoingEvent>) -> bool {
+        self.events.iter().any(|begun| begun.is_noted && Arc::ptr_eq(&begun.event, event))
+    }
+
     fn ended(&mut self, event: &Arc<OutgoingEvent>) {
         self.events.retain(|begun| !Arc::ptr_eq(&begun.event, event));
     }
@@ -122,7 +127,7 @@ impl Carrier {
             let may_begin = under_way.events.len() < at_once && !self.stopping.is_asked();
             tokio::select! {
                 answers = under_way.answers() => {
-                    if let Err(error) = self.answered(id, &mut under_way, answers).await {
+                    if let Err(error) = self.answered(id, lease, &mut under_way, answers).await {
                         self.store_failed("noting what became of events", &error);
                     }
                     refused = (self.tries > 0).then(|| Instant::now() + TROUBLE.backoff_now(self.tries));
@@ -178,13 +183,19 @@ impl Carrier {
     async fn answered(
         &mut self,
         id: DestinationId,
+        lease: &Lease,
         under_way: &mut UnderWay,
         ended: Vec<Answered>,
     ) -> Result<(), StoreError> {
         let (events, answers): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
         let mut judged = Judged::default();
         for (event, answer) in events.iter().zip(answers) {
-            judged.add(event, ends::of(event, answer, &self.route.retry, self.tries));
+            let mut became = ends::of(event, answer, &self.route.retry, self.tries);
+            // Another relay may have noted that it has it under way, and what it noted is not this one's to take back (O100).
+            if under_way.is_noted(event) && !lease.holds() {
+                became = became.may_be_sent();
+            }
+            judged.add(event, became);
         }
         let confirmed = failpoint!(RELAY_CONFIRMED).map_err(injected);
         if confirmed.is_ok() {
@@ -199,7 +210,8 @@ impl Carrier {
     }
 
     /// Notes that an event is in flight, so that the events behind it wait in the outbox and are not read. If no outcome follows,
-    /// because this process ends, the event is tried again after the deadline.
+    /// because this process ends, the event is tried again after the deadline, and may have been sent. An outcome that says that it was
+    /// not takes that back.
     async fn note_slow(&self, id: DestinationId, under_way: &mut UnderWay) {
         let now = Instant::now();
         let mut slow = Vec::new();

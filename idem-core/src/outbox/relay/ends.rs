@@ -19,6 +19,16 @@ pub(super) enum Became {
     Refused(String),
 }
 
+impl Became {
+    /// The same of an event of which it is not certain that it was not sent.
+    pub(super) fn may_be_sent(mut self) -> Self {
+        if let Self::Noted(EventEnd::Later { may_be_sent, .. } | EventEnd::Failed { may_be_sent, .. }) = &mut self {
+            *may_be_sent = true;
+        }
+        self
+    }
+}
+
 /// The waits of an event that was not confirmed, and is not at fault.
 const UNCOUNTED: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_secs(1), UNCOUNTED_MAX);
 pub(super) const UNCOUNTED_MAX: Duration = Duration::from_secs(5);

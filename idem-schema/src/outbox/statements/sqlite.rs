@@ -124,10 +124,12 @@ WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
 const SETTLE: &str = r#"
 UPDATE "{schema}_outbox" AS o SET state = s.state, attempts = o.attempts + s.counted, error = s.error,
     not_before = iif(s.state = 1, ?5 + s.after, NULL),
-    first_sent_at = ifnull({first_sent}, iif(s.may_be_sent, ?5, NULL))
+    first_sent_at = iif(o.state = 1 AND o.error = s.takes_back AND o.not_before > ?5, NULL,
+        ifnull({first_sent}, iif(s.may_be_sent, ?5, NULL)))
 FROM (
     SELECT value ->> 'number' AS number, value ->> 'key' AS event_key, value ->> 'state' AS state, value ->> 'after' AS "after",
-        value ->> 'error' AS error, value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted
+        value ->> 'error' AS error, value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted,
+        value ->> 'takes_back' AS takes_back
     FROM json_each(?4)) AS s
 WHERE o.number = s.number AND o.event_key = s.event_key AND o.destination = ?1;
 {free};

@@ -2,10 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use idem_core::{
     ConsumerName, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey,
-    Message, ResultBody, Store as _, Tx,
-    outbox::{AppendError, EventEnd, EventState, LeaseRequest, Leased, Outbox},
+    Message, Relay, ResultBody, RetryPolicy, Route, Store as _, Tx,
+    outbox::{
+        AppendError, Dispatch, EventEnd, EventError, EventPublisher, EventState, LeaseRequest, Leased, Outbox,
+        OutgoingEvent,
+    },
     store::{Expiring, Removal, Removed},
 };
 use idem_sqlx::{PostgresStore, PublishPlainError};
@@ -59,6 +63,42 @@ async fn an_event_outlives_the_nested_transaction_in_which_it_was_handed_in() {
     assert_eq!(fixture.text("SELECT count(*) FROM outbox").await, "1");
     assert!(fixture.effects().await.is_empty());
     drop(consumer);
+    fixture.drop().await;
+}
+
+/// Takes long over each event, and sends nothing.
+struct Refused;
+
+#[async_trait]
+impl EventPublisher for Refused {
+    async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        events.iter().map(|_| Err(EventError::not_sent("refused"))).collect()
+    }
+
+    fn dispatch(&self) -> Dispatch {
+        Dispatch::Each { at_once: 4 }
+    }
+}
+
+/// O100: a relay notes an event as sent while it is under way, and takes that back once it knows better.
+#[allow(clippy::disallowed_methods, reason = "the relay waits for its next try, with no unit under way")]
+#[tokio::test]
+async fn o100_a_slow_try_that_sent_nothing_leaves_no_mark() {
+    let fixture = Fixture::new().await;
+    consumer(&fixture).process_one(message("a", "p")).await.unwrap();
+    let minute = Duration::from_secs(60);
+    let route = Route::to("payments", Refused).retry(RetryPolicy::new(10, minute, minute));
+    let relay = Relay::builder(outbox(&fixture)).route(route).build().unwrap();
+    let relay = tokio::spawn(relay.run(std::future::pending()));
+    let (mut was_marked, marked) = (false, "SELECT count(*) FROM outbox WHERE first_sent_at IS NOT NULL");
+    while fixture.text("SELECT attempts FROM outbox").await == "0" {
+        was_marked |= fixture.text(marked).await == "1";
+    }
+    relay.abort();
+    assert!(was_marked, "it may die meanwhile");
+    let listed = outbox(&fixture).events(None, None, 1).await.unwrap();
+    assert_eq!((listed[0].state, listed[0].event.first_sent_ago), (EventState::Waiting, None), "{listed:?}");
     fixture.drop().await;
 }
 

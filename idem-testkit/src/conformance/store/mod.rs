@@ -379,6 +379,7 @@ macro_rules! store_conformance {
                 what_waits_is_told_by_writer,
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
+                o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -6,7 +6,7 @@ use idem_core::{
     ConsumerName, Destination, Event, IdempotencyKey, Store,
     outbox::{
         Appended, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased, ORDERING_KEY_BYTES_MAX,
-        Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
+        Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
     },
     store::{Registered, UnitOfWork},
 };
@@ -515,4 +515,45 @@ pub async fn o25_what_waited_behind_others_was_in_nobodys_hands<T: StoreUnderTes
     assert!(ago.is_some_and(|ago| (2 * MINUTE..4 * MINUTE).contains(&ago)), "{ago:?}");
     settle(&*outbox, ids[0], &first, EventEnd::Published).await;
     assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it was behind the other until now");
+}
+
+/// O100: a relay notes that an event is under way, and then learns that nothing of it was sent: the mark of that try goes, that of an
+/// older one stays, and so does one whose wait is over, when another relay may have the event.
+pub async fn o100_a_note_of_a_try_that_sent_nothing_is_taken_back<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let tried = |after: Duration, may_be_sent: bool, error: &str| EventEnd::Later {
+        after,
+        error: error.to_owned(),
+        may_be_sent,
+        counted: false,
+    };
+    let unsent = || tried(MINUTE, false, "refused");
+    // Whether it was sent before, for how long it is noted as under way, what became of it, and whether it may have been sent.
+    let cases = [
+        ("not sent", false, MINUTE, unsent(), false),
+        ("fits not", false, MINUTE, failed(), false),
+        ("no answer", false, MINUTE, later(MINUTE), true),
+        ("sent before", true, MINUTE, unsent(), true),
+        ("too late", false, Duration::ZERO, unsent(), true),
+    ];
+    for (body, was_sent, noted_for, end, is_sent) in cases {
+        publish(&fixture, &registered, ids[0], &[(body, None)]).await;
+        if was_sent {
+            settle(&*outbox, ids[0], &next(&*outbox, ids[0]).await[0], later(Duration::ZERO)).await;
+        }
+        let taken = next(&*outbox, ids[0]).await.remove(0);
+        assert_eq!(taken.first_sent_ago.is_some(), was_sent, "{body}");
+        let now = async || {
+            let all = within("listing events", outbox.events(None, None, 1_000)).await.unwrap();
+            all.into_iter().find(|stored| stored.event.number == taken.number).unwrap().event.first_sent_ago
+        };
+        settle(&*outbox, ids[0], &taken, tried(noted_for, true, UNDER_WAY)).await;
+        assert!(now().await.is_some(), "{body}: the relay may die now");
+        settle(&*outbox, ids[0], &taken, end).await;
+        assert_eq!(now().await.is_some(), is_sent, "{body}");
+    }
 }

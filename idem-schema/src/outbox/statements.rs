@@ -14,8 +14,8 @@ statements! {
     /// Whether the trigger of Debezium's script takes events out of the outbox. No parameters. Result, one row: `is_external bool`.
     /// Empty where there is no such script.
     is_external: "\
-SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = pg_catalog.to_regclass('{schema}.outbox')
-    AND t.tgname::text = 'outbox_to_cdc' AND t.tgenabled IN ('O', 'A')) AS is_external";
+SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = pg_catalog.to_regclass('{schema}.outbox')::oid
+    AND t.tgname::text = 'outbox_to_cdc'::text AND t.tgenabled::text IN ('O'::text, 'A'::text)) AS is_external";
 
     /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`.
     select_destination: "SELECT id, id_form FROM {schema}.outbox_destinations WHERE name = $1::text";

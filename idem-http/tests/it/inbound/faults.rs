@@ -174,9 +174,9 @@ async fn w41_what_is_neither_handled_nor_kept_stays_with_its_sender() {
     };
     let counted_before = || drop(recorder.snapshotter().snapshot());
 
-    // The consumer cannot even be registered.
+    // Neither can be seen whether the consumer is paused, nor can it be registered.
     let events = Events::new();
-    events.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure));
+    (0..2).for_each(|_| events.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure)));
     ended("unavailable", events.send("e-1", "1").await, "10");
     assert_eq!(events.send("e-1", "1").await.0, 200);
     assert_eq!(events.effects(), ["e-1"]);

@@ -32,15 +32,16 @@ impl RouteName {
 /// # Errors
 /// A text for the client, if it names none of them.
 pub(super) fn asked_for<'r>(routes: &'r [String], query: Option<&str>) -> Result<Vec<&'r str>, String> {
-    let of_route = |pair: &'_ str| pair.strip_prefix("route=").map(str::to_owned);
-    let Some(asked) = query.unwrap_or_default().split('&').find_map(of_route) else {
-        return Ok(routes.iter().map(String::as_str).collect());
+    let all = || routes.iter().map(String::as_str);
+    let Some(asked) = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("route=")) else {
+        return Ok(all().collect());
     };
     // A form's way to write the blank; no method has a plus in it.
     let asked = decoded(&asked.replacen('+', " ", 1)).unwrap_or_default();
-    let (named, by_path): (Vec<&str>, Vec<&str>) = routes.iter().map(String::as_str).partition(|route| *route == asked);
-    let meant =
-        if named.is_empty() { by_path.into_iter().filter(|route| takes(route, &asked)).collect() } else { named };
+    if let Some(named) = all().find(|route| *route == asked) {
+        return Ok(vec![named]);
+    }
+    let meant: Vec<_> = all().filter(|route| takes(route, &asked)).collect();
     if meant.is_empty() {
         return Err(format!(
             "no operation here is `{asked}`, and those that can be asked about are {}",
@@ -55,10 +56,9 @@ fn takes(route: &str, asked: &str) -> bool {
     let (Some((method, template)), Some((asked_method, path))) = (route.split_once(' '), asked.split_once(' ')) else {
         return false;
     };
-    let parts = |path: &'_ str| path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect::<Vec<_>>();
     let (template, path) = (parts(template), parts(path));
     // A part of a path that any other could be says nothing.
-    let tells = |parts: &[String]| parts.iter().any(|part| !part.starts_with('{'));
+    let tells = |parts: &[&str]| parts.iter().any(|part| !part.starts_with('{'));
     let is_longer = (1..path.len()).any(|skipped| tells(&template) && all_take(&template, &path[skipped..]));
     let is_shorter =
         (1..template.len()).any(|skipped| tells(&template[skipped..]) && all_take(&template[skipped..], &path));
@@ -66,7 +66,11 @@ fn takes(route: &str, asked: &str) -> bool {
     method == asked_method && is_one
 }
 
-fn all_take(template: &[String], path: &[String]) -> bool {
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| !part.is_empty()).collect()
+}
+
+fn all_take(template: &[&str], path: &[&str]) -> bool {
     match (template, path) {
         ([], []) => true,
         ([part, ..], [_, ..]) if part.starts_with("{*") => true,

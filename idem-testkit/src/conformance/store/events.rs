@@ -299,7 +299,8 @@ pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subj
         let body = message.payload().cloned().unwrap_or_default();
         let event =
             |label: &'static str| Event::to("payments").body([&body[..], label.as_bytes()].concat()).label(label);
-        let derived = event("x").ordering_key("customer").header("of", label_of(&body)).event_type("paid");
+        let derived =
+            event("x").ordering_key("customer").header("of", [b"order ", &body[..]].concat()).event_type("paid");
         Ok(vec![derived, event("y").content_type("text/plain")])
     };
     let hour = idem_core::Retention::For(Duration::from_secs(3600));
@@ -338,10 +339,6 @@ pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subj
     let wanted: Vec<String> = (0..5).flat_map(|number| [format!("{number}x"), format!("{number}y")]).collect();
     assert_eq!((bodies, answers.len()), (wanted, 5));
     assert!(seen.iter().all(|of_kind| *of_kind == seen[0]), "{seen:#?}");
-}
-
-fn label_of(body: &[u8]) -> Vec<u8> {
-    [b"order ", body].concat()
 }
 
 /// Events belong to their message, whatever becomes of nested transactions.

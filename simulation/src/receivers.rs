@@ -60,8 +60,8 @@ pub(crate) struct Received {
     confirmed: BTreeMap<Of, usize>,
     /// Whether receivers have stopped failing.
     pub(crate) faults_over: bool,
-    /// When everything had come to rest.
-    pub(crate) rested: Option<Duration>,
+    /// How many effects there were when everything had come to rest.
+    pub(crate) effects_at_rest: Option<usize>,
 }
 
 /// The routes of a process's relay.
@@ -359,8 +359,8 @@ pub(crate) fn judge(world: &World, is_at_rest: bool) {
         let Some(run) = known.runs.get(*run).filter(|run| seen.insert(run.content)) else { continue };
         for (number, told) in world.scenario.contents[run.content].tells.iter().enumerate().filter(|(_, t)| t.fits) {
             let of = Of::Content(run.content, number);
-            // One that ran after everything was at rest has its events on their way.
-            let late = received.rested.is_some_and(|rested| run.returned.is_some_and(|at| at > rested));
+            // One that was committed after everything was at rest has its events on their way.
+            let late = received.effects_at_rest.is_some_and(|effects| place >= effects);
             let owed = !waiting.contains(&of) || (!late && on_their_way.contains(&of));
             if is_at_rest && owed && !received.first.contains_key(&of) && !stands_for(run.content, number, told) {
                 breach(Rule::EventLost, format!("event {of} has an effect, and never arrived"));

@@ -34,8 +34,11 @@ SELECT a.who, a.action, c.name AS consumer, a.idempotency_key AS key, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.at = pg_catalog.now() AND a.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid ORDER BY a.id";
 
-/// The scopes in which a key may be held. Parameter: 1 consumer or NULL.
-pub(crate) const SCOPES: &str = "SELECT id FROM {schema}.consumers WHERE $1::text IS NULL OR name = $1::text";
+/// The scopes in which a key may be in progress: it has no record there. Parameters: 1 consumer or NULL, 2 key.
+const OPEN: &str = "\
+SELECT c.id FROM {schema}.consumers AS c
+WHERE ($1::text IS NULL OR c.name = $1::text) AND NOT EXISTS (
+    SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = c.id AND p.key_id = {schema}.key_id($2::text))";
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -182,7 +185,7 @@ impl Database {
 
     /// Whether another session holds this key for one of these consumers, of which there is one at least. `None` where the database does not say: the login lacks the
     /// right to ask, or the table is locked.
-    pub(crate) async fn is_held(&mut self, consumers: &[i32], key: &str) -> Result<Option<bool>, Failure> {
+    async fn is_held(&mut self, consumers: &[i32], key: &str) -> Result<Option<bool>, Failure> {
         let question = PostgresStatements::new(&self.schema).question(PROBE, consumers, key_id(key));
         let asked = sqlx::raw_sql(AssertSqlSafe(question)).execute(&mut self.connection).await;
         let Err(error) = asked else { return Ok(Some(false)) };
@@ -197,13 +200,17 @@ impl Database {
         }
     }
 
+    /// Whether a key is in progress at this consumer, or at any; `None` where nobody can tell.
+    pub(crate) async fn runs(&mut self, consumer: Option<&str>, key: &str) -> Result<Option<bool>, Failure> {
+        let open = self.table(OPEN, &[Bind::TextOr(consumer), Bind::Text(key)]).await?;
+        let open: Vec<i32> = open.rows().iter().filter_map(|row| row.number("id").try_into().ok()).collect();
+        if open.is_empty() { Ok(Some(false)) } else { self.is_held(&open, key).await }
+    }
+
     /// Refuses a key that is being handled at this consumer, or at any: before the commit nothing of it can be seen, so a command
     /// that changes what is held of the key would pass it over.
     pub(crate) async fn at_rest(&mut self, consumer: Option<&str>, key: &str) -> Result<(), Failure> {
-        let scopes = self.table(SCOPES, &[Bind::TextOr(consumer)]).await?;
-        let scopes: Vec<i32> = scopes.rows().iter().filter_map(|row| row.number("id").try_into().ok()).collect();
-        let held = if scopes.is_empty() { Some(false) } else { self.is_held(&scopes, key).await? };
-        match held {
+        match self.runs(consumer, key).await? {
             Some(false) => Ok(()),
             Some(true) => Err(Failure::refused(
                 "the key is in progress, and nothing of that can be seen before its commit. Nothing was changed; come again once it \

@@ -140,16 +140,28 @@ fn of_an_older_schema(error: &sqlx::Error) -> Option<Failure> {
     is_older.then(|| Failure::refused("idem's tables are older than this command: run `idem migrate up`"))
 }
 
+/// Whether another connection writes to the file.
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    kind_of_a_file(error) == Some(5)
+}
+
+/// The kind of an error of SQLite's: the low byte of its code, of which the rest says more.
+fn kind_of_a_file(error: &sqlx::Error) -> Option<i32> {
+    let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?;
+    code.parse::<i32>().ok().map(|code| code & 0xff)
+}
+
 /// SQLite's error. Its codes are not SQLSTATEs.
 fn of_a_file(error: &sqlx::Error) -> Option<Failure> {
-    let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?.into_owned();
-    // The low byte is the kind, the rest of the number says more of it.
-    let text = match code.parse::<i32>().map(|code| code & 0xff) {
-        Ok(1) => "idem's tables are not in this file: check the file and --schema, or run `idem migrate up`".to_owned(),
-        Ok(8) => "this login may not write to the file".to_owned(),
-        Ok(14) => "the file of --database-url does not exist, or this login may not open it".to_owned(),
-        Ok(26) => "the file of --database-url is not a SQLite database".to_owned(),
-        _ => SqliteStore::describe(error).unwrap_or_else(|| describe(error)),
+    let text = match kind_of_a_file(error) {
+        None => return None,
+        Some(1) => {
+            "idem's tables are not in this file: check the file and --schema, or run `idem migrate up`".to_owned()
+        }
+        Some(8) => "this login may not write to the file".to_owned(),
+        Some(14) => "the file of --database-url does not exist, or this login may not open it".to_owned(),
+        Some(26) => "the file of --database-url is not a SQLite database".to_owned(),
+        Some(_) => SqliteStore::describe(error).unwrap_or_else(|| describe(error)),
     };
     Some(Failure::refused(text))
 }

@@ -59,7 +59,7 @@ pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<
     Ok(Router::new()
         .route("/transactions", post(create::<S>).route_layer(opened.idempotency.layer()))
         .route("/transactions/{id}", get(read::<S>))
-        .route_service("/idempotency/{key}", opened.idempotency.asks(["POST /transactions"]))
+        .route_service("/idempotency/{key}", opened.idempotency.asks(["POST /transactions"])?)
         .with_state(shared)
         .merge(problems::routes()))
 }

@@ -270,6 +270,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     if count == 0 || replay.dry_run {
         return Ok(Report::said(format!("{count} would be replayed")));
     }
+    at_rest(database, replay).await?;
     confirm(&format!("This has running workers handle {count} dead letters again"), replay.yes.yes)?;
     let by = database.by.clone();
     let mut forgotten = None;
@@ -331,11 +332,27 @@ async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: 
 }
 
 /// Forgets the record that a conflict met, and returns the number of the batch.
-async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
+/// Refuses to forget a key that is in progress: there is no record to forget yet, and after its commit the replay would be a conflict.
+async fn at_rest(database: &mut Database, replay: &Replay) -> Result<(), Failure> {
+    let ids = if replay.forget_first { &replay.which.id[..] } else { &[] };
+    for id in ids {
+        let (consumer, key) = key_of(database, *id).await?;
+        let refused = |failure: Failure| failure.so(&format!("the key of dead letter {id} cannot be forgotten first"));
+        database.at_rest(Some(&consumer), &key).await.map_err(refused)?;
+    }
+    Ok(())
+}
+
+async fn key_of(database: &mut Database, id: i64) -> Result<(String, String), Failure> {
     let letter = database.table(SHOW, &[Bind::Number(id)]).await?;
-    let (consumer, key) = letter.rows().first().map_or(("", ""), |row| (row.text("consumer"), row.text("key")));
+    let of = |row: &Row| (row.text("consumer").to_owned(), row.text("key").to_owned());
+    Ok(letter.rows().first().map(of).unwrap_or_default())
+}
+
+async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
+    let (consumer, key) = key_of(database, id).await?;
     let reason = format!("for the replay of dead letter {id}");
-    let (_, batch) = forget::forget_keys(database, consumer, &[key.to_owned()], &reason).await?;
+    let (_, batch) = forget::forget_keys(database, &consumer, &[key], &reason).await?;
     Ok(batch)
 }
 

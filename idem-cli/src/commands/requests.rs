@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     command_line::Named,
-    database::{Bind, Database, SCOPES},
+    database::{Bind, Database},
     exit::Failure,
     report::{Row, Table},
 };
@@ -45,8 +45,6 @@ pub(crate) struct Found {
     /// Without their content.
     pub(crate) answers: Table,
     pub(crate) events: Table,
-    /// Whether it runs now; `None` where the database does not say.
-    pub(crate) runs: Option<bool>,
 }
 
 /// Asks the database.
@@ -55,15 +53,11 @@ pub(crate) async fn find(
     named: Named,
     recorded: &str,
     binds: &[Bind<'_>],
-    is_open: bool,
 ) -> Result<Found, Failure> {
     let answers = database.table(ANSWERS, binds).await?;
     let of_events: Vec<_> = binds.iter().copied().chain([Bind::Text(&named.key)]).collect();
     let events = database.table(EVENTS, &of_events).await?;
-    let scopes = if is_open { database.table(SCOPES, &binds[1..]).await? } else { Table::default() };
-    let scopes: Vec<i32> = scopes.rows().iter().filter_map(|row| row.number("id").try_into().ok()).collect();
-    let runs = if scopes.is_empty() { Some(false) } else { database.is_held(&scopes, recorded).await? };
-    Ok(Found { named, recorded: recorded.to_owned(), answers, events, runs })
+    Ok(Found { named, recorded: recorded.to_owned(), answers, events })
 }
 
 /// Whether a column of either database is true.
@@ -73,10 +67,10 @@ fn is(row: &Row, name: &str) -> bool {
 
 impl Found {
     /// A row for each record, or one for a request that has none.
-    pub(crate) fn requests(&self, records: &Table) -> Table {
+    pub(crate) fn requests(&self, records: &Table, runs: Option<bool>) -> Table {
         match records.rows() {
             [] => {
-                let state = if self.runs == Some(true) { "in_progress" } else { "unknown" };
+                let state = if runs == Some(true) { "in_progress" } else { "unknown" };
                 std::iter::once(self.request(state, &Row::default(), &Row::default())).collect()
             }
             rows => rows.iter().map(|record| self.of_record(record)).collect(),

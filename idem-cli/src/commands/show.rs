@@ -100,6 +100,8 @@ pub(crate) struct Found {
     pub(crate) attempts: Table,
     pub(crate) dead_letters: Table,
     pub(crate) audit: Table,
+    /// Whether the key is in progress at a consumer that has no record of it; `None` where the database does not say.
+    pub(crate) runs: Option<bool>,
     /// Of a key that is a request's.
     pub(crate) request: Option<requests::Found>,
 }
@@ -120,10 +122,11 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
     let audit = database.table(if is_erased(&records, &dead_letters) { ERASED } else { AUDIT }, &binds).await?;
     let results = if show.result { Some(database.table(RESULTS, &binds).await?) } else { None };
     let request = match show.of.named(&show.key, &key) {
-        Some(named) => Some(requests::find(&mut database, named, &key, &binds, records.is_empty()).await?),
+        Some(named) => Some(requests::find(&mut database, named, &key, &binds).await?),
         None => None,
     };
-    Ok(report(Found { records, results, attempts, dead_letters, audit, request }))
+    let runs = database.runs(consumer, &key).await?;
+    Ok(report(Found { records, results, attempts, dead_letters, audit, runs, request }))
 }
 
 /// Whether the key was erased, and then nothing holds its text any more.
@@ -157,14 +160,14 @@ fn readable(row: &Row) -> Row {
 
 /// The facts of a key, and the outcome of a redelivery.
 pub(crate) fn report(found: Found) -> Report {
-    let Found { records, results, attempts, dead_letters, audit, request } = found;
+    let Found { records, results, attempts, dead_letters, audit, runs, request } = found;
     let redelivery = match &request {
-        Some(request) => requests::repeat(&request.requests(&records)),
-        None => redelivery(&records, &attempts),
+        Some(request) => requests::repeat(&request.requests(&records, runs)),
+        None => redelivery(&records, &attempts, runs),
     };
     let report = Report::new();
     let report = match &request {
-        Some(request) => report.record("requests", request.requests(&records)),
+        Some(request) => report.record("requests", request.requests(&records, runs)),
         None => report,
     };
     let report = report.record("records", records);
@@ -187,7 +190,7 @@ pub(crate) fn check_key(key: &str) -> Result<(), Failure> {
 }
 
 /// The outcome of the message if it came again now.
-fn redelivery(records: &Table, attempts: &Table) -> String {
+fn redelivery(records: &Table, attempts: &Table, runs: Option<bool>) -> String {
     let names = |rows: &[&Row]| rows.iter().map(|row| row.text("consumer")).collect::<Vec<_>>().join(", ");
     let unhashed = Unhashed.rule();
     let (imported, handled): (Vec<_>, Vec<_>) =
@@ -204,6 +207,12 @@ fn redelivery(records: &Table, attempts: &Table) -> String {
         said.push(format!(
             "A redelivery is skipped as a duplicate by {}, whatever its payload: the record was imported without a hash.",
             names(&imported)
+        ));
+    }
+    if runs == Some(true) {
+        let elsewhere = if said.is_empty() { "" } else { " at another consumer" };
+        said.push(format!(
+            "The key is in progress{elsewhere}, and nothing of that can be seen before its commit: a redelivery waits for its end."
         ));
     }
     if !said.is_empty() {

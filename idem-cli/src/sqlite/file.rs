@@ -14,7 +14,7 @@ use crate::{
     audit,
     command_line::Target,
     commands::forget,
-    exit::Failure,
+    exit::{self, Failure},
     report::{Row, Table},
 };
 
@@ -108,7 +108,8 @@ FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consu
         let told = "nobody can tell whether the key is in progress, because somebody else is writing in the file. Nothing was changed; \
                     come again later";
         let waited = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(&mut self.connection).await;
-        waited.map(|_| ()).map_err(|error| Failure::from(error).so(told))
+        let told = |error| if exit::is_busy(&error) { Failure::from(error).so(told) } else { error.into() };
+        waited.map(|_| ()).map_err(told)
     }
 
     /// Refuses a consumer that was never registered: with a mistyped name, every command would find nothing to do.
@@ -191,5 +192,33 @@ pub(super) async fn time(file: &mut File, time: Option<&str>) -> Result<Option<i
     match file.number(read, &[time.into()]).await {
         Ok(instant) if forget::has_zone(time) => Ok(Some(instant)),
         _ => Err(forget::wrong(time)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Connection as _;
+
+    use super::*;
+
+    /// W161: what keeps a command from waiting for whoever writes is told as it is.
+    #[tokio::test]
+    async fn w161_only_a_writer_is_told_as_one() {
+        let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true).busy_timeout(Duration::ZERO);
+        let mut writer = SqliteConnection::connect_with(&options).await.unwrap();
+        sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE t (a); COMMIT").execute(&mut writer).await.unwrap();
+        let connection = options.connect().await.unwrap();
+        let mut file = File { connection, schema: SchemaName::default(), by: "ada".to_owned() };
+        let mut told = async || file.at_rest().await.map_err(|failure| format!("{failure:?}"));
+        assert_eq!(told().await, Ok(()));
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
+        assert!(told().await.unwrap_err().contains("somebody else is writing"));
+        sqlx::raw_sql("ROLLBACK").execute(&mut writer).await.unwrap();
+        std::fs::write(&path, [b'x'; 8_192]).unwrap();
+        let refused = told().await.unwrap_err();
+        assert!(refused.contains("is not a SQLite database") && !refused.contains("somebody else"), "{refused}");
+        drop(writer);
+        std::fs::remove_file(path).unwrap();
     }
 }

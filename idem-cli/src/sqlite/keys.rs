@@ -110,14 +110,13 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
         Some(named) => Some(requests::Found {
             answers: file.table(ANSWERS, &binds).await?,
             events: file.table(EVENTS, &[binds[0], consumer, named.key.as_str().into()]).await?,
-            // A writer holds the whole file.
-            runs: None,
             recorded: key,
             named,
         }),
         None => None,
     };
-    Ok(show::report(show::Found { records, results, attempts, dead_letters, audit, request }))
+    // The note above waited for whoever writes, and a writer holds the whole file.
+    Ok(show::report(show::Found { records, results, attempts, dead_letters, audit, runs: None, request }))
 }
 
 /// Parameters: 1 consumer, 2 and 3 the [`Keys`] or NULL, 4 from or NULL, 5 to or NULL, 6 run or NULL, 7 version or NULL.

@@ -65,6 +65,31 @@ async fn a_listing_shows_no_payload_and_reading_one_is_written_down() {
     fixture.drop().await;
 }
 
+/// W160: nothing of a key in progress can be seen before its commit. Who looks at it is told so, and who wants it forgotten first is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn w160_a_key_in_progress_is_told_and_not_forgotten_first() {
+    let fixture = fixture().await;
+    let looks = |key: &str| tokio::task::block_in_place(|| fixture.idem(&format!("show {key} --consumer orders")).ok());
+    assert!(looks("order-1").contains("A redelivery is handled"));
+    // Another worker's unit, before its commit.
+    let mut unit = fixture.admin.acquire().await.unwrap();
+    let claim = "BEGIN; CREATE TEMP TABLE claim ON COMMIT DROP AS SELECT * FROM processed_messages WHERE idempotency_key = 'order-3';
+        UPDATE claim SET idempotency_key = 'order-1', key_id = key_id('order-1');
+        INSERT INTO processed_messages SELECT * FROM claim";
+    sqlx::raw_sql(claim).execute(&mut *unit).await.unwrap();
+    let shown = looks("order-1");
+    assert!(shown.contains("The key is in progress") && !shown.contains("is handled"), "{shown}");
+    assert!(looks("order-3").contains("is skipped as a duplicate"), "its record stands");
+    let trail = fixture.trail().await;
+    let why = "the key of dead letter 1 cannot be forgotten first: the key is in progress";
+    tokio::task::block_in_place(|| fixture.idem("dead-letters replay 1 --forget-first --yes").refused(why));
+    assert_eq!(fixture.trail().await, trail, "nothing was changed");
+    sqlx::raw_sql("ROLLBACK").execute(&mut *unit).await.unwrap();
+    assert!(looks("order-1").contains("A redelivery is handled"));
+    assert!(fixture.idem("dead-letters replay 1 --forget-first --yes").ok().contains("1 asked for"));
+    fixture.drop().await;
+}
+
 /// C7: a message that was set aside left no record, so its replay runs, once, in a running worker.
 #[tokio::test]
 async fn c7_a_replay_runs_in_a_running_worker() {

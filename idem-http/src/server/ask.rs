@@ -11,8 +11,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use idem_core::{
-    IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD, store::Store,
-    telemetry,
+    ConfigError, IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD,
+    store::Store, telemetry,
 };
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -90,20 +90,18 @@ impl<S: Store> fmt::Debug for AskService<S> {
 impl<S: Store> Idempotency<S> {
     /// A service that answers with the outcome of requests to these routes. Each is named by method and path, as in
     /// `POST /transactions`, and they are tried in this order. In axum:
-    /// `.route_service("/idempotency/{key}", idempotency.asks(["POST /transactions"]))`.
+    /// `.route_service("/idempotency/{key}", idempotency.asks(["POST /transactions"])?)`.
     ///
-    /// # Panics
-    /// If one is no name of a route with records: a method in capitals that is not safe, one space, and a path that begins with `/`.
+    /// # Errors
+    /// [`ConfigError`] if one is no name of a route with records: a method in capitals that is not safe, one space, and a path that begins with `/`.
     /// Each question about a misspelt one would be answered with `unknown`, for ever.
-    pub fn asks(&self, routes: impl IntoIterator<Item = impl Into<String>>) -> AskService<S> {
+    pub fn asks(&self, routes: impl IntoIterator<Item = impl Into<String>>) -> Result<AskService<S>, ConfigError> {
         let routes: Arc<[String]> = routes.into_iter().map(Into::into).collect();
-        for name in routes.iter() {
-            assert!(
-                route::has_records(name),
-                "{name:?} names no route with records: it must be as in \"POST /transactions\""
-            );
+        if let Some(name) = routes.iter().find(|name| !route::has_records(name)) {
+            let rule = "it names no route with records: it must be as in \"POST /transactions\"";
+            return Err(ConfigError::new("asks", format!("{name:?}"), rule));
         }
-        AskService { shared: Arc::clone(&self.0), routes }
+        Ok(AskService { shared: Arc::clone(&self.0), routes })
     }
 }
 
@@ -149,7 +147,7 @@ impl<S: Store> Shared<S> {
             Problem::KeyMalformed(if is_quoted { "it is asked about without its quotes" } else { what })
         })?;
         let unknown = Problem::NotFound { is_quoted };
-        let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
+        let in_hand = self.tenants.admit(&who.tenant)?;
         let until = Instant::now() + waits(parts).unwrap_or_default();
         let asked = route::asked_for(routes, parts.uri.query()).map_err(Problem::RouteUnclear)?;
         let joined = |route: &&'r str| Some((*route, scope::joined(&who.tenant, route, &key).ok()?));

@@ -39,6 +39,7 @@ pub struct IdempotencyBuilder<S: Store> {
     waiting_connections: usize,
     lanes: usize,
     tenant_requests_max: usize,
+    tenant_rate_max: Option<u32>,
     tenant_connections_max: Option<usize>,
     requests_bytes_max: usize,
     queue_deadline: Duration,
@@ -88,6 +89,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             waiting_connections: 4,
             lanes,
             tenant_requests_max: 1_000,
+            tenant_rate_max: None,
             tenant_connections_max: None,
             requests_bytes_max: 256 << 20,
             queue_deadline: Duration::from_secs(30),
@@ -197,6 +199,15 @@ impl<S: Store> IdempotencyBuilder<S> {
     #[must_use]
     pub fn tenant_requests_max(mut self, requests: usize) -> Self {
         self.tenant_requests_max = requests;
+        self
+    }
+
+    /// Sets how many requests of one tenant may come in a second, repeats and questions about keys included; more are answered with 429
+    /// before their body is read. Those of a second may come at once, and what was not used is not saved up. Each process counts by
+    /// itself, so a tenant has this rate in every instance. Defaults to no limit.
+    #[must_use]
+    pub fn tenant_rate_max(mut self, requests: u32) -> Self {
+        self.tenant_rate_max = Some(requests);
         self
     }
 
@@ -359,7 +370,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         });
         let bytes_max = self.requests_bytes_max;
         let bytes = if self.is_single { bytes_max } else { bytes_max - bytes_max / 4 };
-        let shares = Shares { requests: self.tenant_requests_max, runs: connections, bytes };
+        let (requests, rate) = (self.tenant_requests_max, self.tenant_rate_max);
+        let shares = Shares { requests, rate, runs: connections, bytes };
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
             #[cfg(feature = "axum")]
@@ -413,6 +425,9 @@ impl<S: Store> IdempotencyBuilder<S> {
         }
         if let Some(wait) = self.wait.filter(|wait| *wait > Duration::from_secs(60)) {
             return Err(ConfigError::span("wait_for_owner", wait, "it must be at most a minute"));
+        }
+        if let Some(rate) = self.tenant_rate_max.filter(|rate| !(1..=1_000_000).contains(rate)) {
+            return Err(ConfigError::new("tenant_rate_max", rate, "it must be from 1 to 1,000,000 a second"));
         }
         for (field, value) in [
             ("waiting_connections", self.waiting_connections),

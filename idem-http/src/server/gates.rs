@@ -1,6 +1,6 @@
 //! The checks that a request passes before its key is claimed, the cheapest and most decisive first.
 //!
-//! Their order: method, sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
+//! Their order: method, sender, headers, key, the tenant's limits, body, digest, fingerprint. The body of an unknown sender is never
 //! read, and no check asks the database.
 
 use std::pin::pin;
@@ -97,7 +97,7 @@ impl<S: Store> Shared<S> {
             KeyFault::Missing => Problem::KeyMissing,
             KeyFault::Malformed(what) => Problem::KeyMalformed(what),
         })?;
-        let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
+        let in_hand = self.tenants.admit(&who.tenant)?;
         let mut held = in_hand.holds(headers).ok_or(Problem::Overloaded)?;
         let body = read(&parts.headers, body, settings, &in_hand, &mut held).await?;
         if !settings.decoded_before {

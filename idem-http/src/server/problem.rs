@@ -40,6 +40,10 @@ pub(crate) enum Problem {
     Unauthenticated,
     HeadersTooLarge,
     TooManyRequests,
+    /// The tenant's requests come faster than this many in a second.
+    TooSoon {
+        rate: u32,
+    },
     BodyLate,
     BodyTooLarge {
         max: usize,
@@ -121,6 +125,12 @@ impl Row {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, slug, title).stripe("api_error", None)
     }
 
+    /// The tenant has reached a limit of its own.
+    const fn limited(slug: &'static str, title: &'static str) -> Self {
+        let row = Self::new(StatusCode::TOO_MANY_REQUESTS, slug, title).comes_again();
+        row.stripe("invalid_request_error", Some("rate_limit"))
+    }
+
     /// Another try may go better.
     const fn not_now(slug: &'static str, title: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, slug, title).comes_again().stripe("api_error", None)
@@ -165,11 +175,8 @@ impl Problem {
                 let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
                 Row::new(status, "headers-too-large", "The headers are too large")
             }
-            Self::TooManyRequests => {
-                Row::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too many requests at once")
-                    .comes_again()
-                    .stripe("invalid_request_error", Some("rate_limit"))
-            }
+            Self::TooManyRequests => Row::limited("too-many-requests", "Too many requests at once"),
+            Self::TooSoon { .. } => Row::limited("rate-exceeded", "Too many requests in a second"),
             Self::BodyLate => {
                 Row::new(StatusCode::REQUEST_TIMEOUT, "body-late", "The body did not come in time").comes_again()
             }
@@ -235,6 +242,7 @@ impl Problem {
             Self::Unauthenticated => "The request names no caller that is known here.".to_owned(),
             Self::HeadersTooLarge => "Send fewer or shorter headers.".to_owned(),
             Self::TooManyRequests => "Wait for some of your requests to end, and send this one again.".to_owned(),
+            Self::TooSoon { rate } => format!("{rate} of your requests may come in a second. Send this one again later."),
             Self::BodyLate => "Send the request again with the same key.".to_owned(),
             Self::BodyTooLarge { max } => format!("The body may have {max} bytes."),
             Self::BodyUnreadable => "The connection broke while the body was read.".to_owned(),
@@ -407,6 +415,7 @@ mod tests {
             Problem::Unauthenticated,
             Problem::HeadersTooLarge,
             Problem::TooManyRequests,
+            Problem::TooSoon { rate: 1 },
             Problem::BodyLate,
             Problem::BodyTooLarge { max: 1 },
             Problem::BodyUnreadable,

@@ -31,6 +31,8 @@ pub struct Profile {
     pub(crate) key_policy: KeyPolicy,
     /// Whether a replay gives the time of the first run in `Last-Modified`.
     pub(crate) last_modified: bool,
+    /// Whether a replay of a 2xx has the status 200.
+    pub(crate) replays_2xx_as_200: bool,
     pub(crate) retry_after: Duration,
 }
 
@@ -48,6 +50,7 @@ impl Profile {
             keys_within: None,
             key_policy: KeyPolicy::default(),
             last_modified: false,
+            replays_2xx_as_200: false,
             retry_after: Duration::from_secs(1),
         }
     }
@@ -80,6 +83,15 @@ impl Profile {
             keys_for: Retention::For(HOUR * 24 * 30),
             ..Self::ietf()
         }
+    }
+
+    /// Gives every 2xx that is replayed the status 200, whatever it was at first, such as 201, for clients that tell a repeat by that. All
+    /// other answers are replayed with their own status, or a refusal would look like a success. The answer to a question about a key has
+    /// the first status all the same. Off unless this is called: a repeat is otherwise told by `Idempotent-Replayed` alone.
+    #[must_use]
+    pub fn replay_2xx_as_200(mut self) -> Self {
+        self.replays_2xx_as_200 = true;
+        self
     }
 
     /// Its name.

@@ -8,9 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use idem_core::{
-    ConflictKind, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
+    ConflictKind, Failure, KeyState, NotKept, Ran, Recorded, ResultBody, Retention, RunOnceError, finished,
+    store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -149,9 +150,18 @@ impl<S: Store> Shared<S> {
 
     /// The answer of a request with the same key and content that ended while this one waited.
     fn same(&self, landed: &Landed) -> Answered {
-        let mut response = answer::again(&landed.value);
+        let mut response = self.replayed(&landed.value);
         answer::tell(response.headers_mut(), true, landed.times, self.profile.last_modified);
         Answered { response, outcome: REPLAYED }
+    }
+
+    /// The answer that was kept, as a repeat gets it.
+    fn replayed(&self, kept: &ResultBody) -> Response<Bytes> {
+        let mut response = answer::again(kept);
+        if self.profile.replays_2xx_as_200 && response.status().is_success() {
+            *response.status_mut() = StatusCode::OK;
+        }
+        response
     }
 
     /// Runs the first request with its key here.
@@ -225,7 +235,8 @@ impl<S: Store> Shared<S> {
             tokio::spawn(land.in_current_span());
         }
         // An answer that was read back counts, even if the handler has run here in vain.
-        let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));
+        let kept = || if ran.replayed { self.replayed(&ran.value) } else { answer::again(&ran.value) };
+        let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(kept);
         answer::tell(response.headers_mut(), ran.replayed, times, self.profile.last_modified);
         Answered { response, outcome: if ran.replayed { REPLAYED } else { FIRST } }
     }

@@ -1,4 +1,4 @@
-//! Counts the requests of each tenant that are in progress, those that run, and the bytes that they hold.
+//! Counts the requests of each tenant that are in progress, those that run, the bytes that they hold, and how fast they come.
 
 use std::{
     collections::HashMap,
@@ -8,12 +8,16 @@ use std::{
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
+
+use super::problem::Problem;
 
 /// The shares of one tenant.
 pub(crate) struct Shares {
     pub(crate) requests: usize,
+    /// How many may come in a second, if that is limited.
+    pub(crate) rate: Option<u32>,
     pub(crate) runs: usize,
     pub(crate) bytes: usize,
 }
@@ -27,6 +31,7 @@ pub(crate) struct Tenants {
     room: Arc<Semaphore>,
     queue_deadline: Duration,
     all: Mutex<HashMap<Arc<str>, Tenant>>,
+    pace: Mutex<Pace>,
 }
 
 struct Tenant {
@@ -41,22 +46,64 @@ fn permits(permits: usize) -> Arc<Semaphore> {
 
 impl Tenants {
     pub(crate) fn new(shares: Shares, lanes: usize, bytes_max: usize, queue_deadline: Duration) -> Self {
-        Self { shares, lanes: permits(lanes), room: permits(bytes_max), queue_deadline, all: Mutex::default() }
+        Self {
+            shares,
+            lanes: permits(lanes),
+            room: permits(bytes_max),
+            queue_deadline,
+            all: Mutex::default(),
+            pace: Mutex::default(),
+        }
     }
 
-    /// Admits one more request. `None` if the tenant has reached its limit.
-    pub(crate) fn admit(self: &Arc<Self>, tenant: &str) -> Option<InHand> {
+    /// Admits one more request.
+    ///
+    /// # Errors
+    /// [`Problem`] if the tenant has reached a limit of its own. A request too soon is not counted as one more.
+    pub(crate) fn admit(self: &Arc<Self>, tenant: &str) -> Result<InHand, Problem> {
+        if let Some(rate) = self.shares.rate {
+            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            if !pace.takes(tenant, rate, Instant::now()) {
+                return Err(Problem::TooSoon { rate });
+            }
+        }
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let name: Arc<str> = tenant.into();
-        let Shares { requests, runs, bytes } = self.shares;
+        let Shares { requests, rate: _, runs, bytes } = self.shares;
         let none = || Tenant { requests: 0, runs: permits(runs), room: permits(bytes) };
         let of = all.entry(Arc::clone(&name)).or_insert_with(none);
         if of.requests >= requests {
-            return None;
+            return Err(Problem::TooManyRequests);
         }
         of.requests += 1;
         let (runs, room) = (Arc::clone(&of.runs), Arc::clone(&of.room));
-        Some(InHand { tenants: Arc::clone(self), name, runs, room })
+        Ok(InHand { tenants: Arc::clone(self), name, runs, room })
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// When each tenant will have used up its requests of before, each of which takes its part of a second. One that is ahead by no more than
+/// a second may go on, so a second's requests may come at once, and those after them as the time passes.
+#[derive(Default)]
+struct Pace {
+    used_up_at: HashMap<Arc<str>, Instant>,
+    swept_at: Option<Instant>,
+}
+
+impl Pace {
+    fn takes(&mut self, tenant: &str, rate: u32, now: Instant) -> bool {
+        // Once a second those are forgotten that have nothing in use, so that strangers' names do not add up.
+        if self.swept_at.is_none_or(|at| now >= at + SECOND) {
+            self.used_up_at.retain(|_, at| *at > now);
+            self.swept_at = Some(now);
+        }
+        let at = self.used_up_at.get(tenant).map_or(now, |at| (*at).max(now)) + SECOND / rate;
+        let takes = at <= now + SECOND;
+        if takes {
+            self.used_up_at.insert(tenant.into(), at);
+        }
+        takes
     }
 }
 
@@ -123,5 +170,28 @@ impl Drop for InHand {
                 all.remove(&self.name);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn w158_a_rate_is_that_of_each_second_and_nothing_is_kept_of_who_is_gone() {
+        let (mut pace, begin) = (Pace::default(), Instant::now());
+        let at = |milliseconds| begin + Duration::from_millis(milliseconds);
+        let mut came = |tenant: &str, at| (0..20).filter(|_| pace.takes(tenant, 10, at)).count();
+        assert_eq!(came("acme", at(0)), 10);
+        assert_eq!(came("globex", at(0)), 10, "each has its own");
+        // A refused one takes no place from those that come later.
+        assert_eq!(came("acme", at(99)), 0);
+        assert_eq!(came("acme", at(100)), 1);
+        assert_eq!(came("acme", at(350)), 2);
+        assert_eq!(came("acme", at(9_000)), 10, "no more are saved up than those of a second");
+        for second in 10..200 {
+            came(&second.to_string(), at(second * 1_000));
+        }
+        assert!(pace.used_up_at.len() <= 2, "{}", pace.used_up_at.len());
     }
 }

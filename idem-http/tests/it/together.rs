@@ -65,7 +65,7 @@ async fn serve(fixture: &Fixture) -> String {
     let app = Router::new()
         .route("/payments", post(pay))
         .route("/failures", post(fail))
-        .route_service("/idempotency/{key}", payments.asks(["POST /payments"]))
+        .route_service("/idempotency/{key}", payments.asks(["POST /payments"]).unwrap())
         .layer(payments.layer())
         .layer(count)
         .with_state(arrived);

@@ -26,6 +26,10 @@ pub(crate) struct HttpFlags {
     #[arg(long, value_name = "NAME", default_value = "ietf")]
     pub(crate) profile: ProfileFlag,
 
+    /// Give each 2xx that is replayed the status 200, such as a first 201; all others keep theirs
+    #[arg(long)]
+    pub(crate) replay_2xx_as_200: bool,
+
     /// How long a request waits for another one with its key [default: as the profile says; ietf does not wait]
     #[arg(long, value_name = "TIME", value_parser = spans::span)]
     pub(crate) in_progress_wait: Option<Duration>,
@@ -60,6 +64,10 @@ pub(crate) struct HttpFlags {
     /// How many requests of one tenant may be in hand at once, repeats that wait included; one more gets 429
     #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = sizes::count(1_usize..=1_000_000))]
     pub(crate) tenant_requests_max: usize,
+
+    /// How many requests of one tenant may come in a second to this process, repeats included; one more gets 429 [default: no limit]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) tenant_rate_max: Option<u32>,
 
     #[command(flatten)]
     pub(crate) cleanup: CleanupFlags,

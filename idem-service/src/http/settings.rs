@@ -43,12 +43,13 @@ impl<S: Store> Opened<S> {
         destinations: &[Destination],
         set: Set<S>,
     ) -> Result<Self, String> {
+        let profile = match flags.profile {
+            ProfileFlag::Ietf => Profile::ietf(),
+            ProfileFlag::Guardia => Profile::guardia(),
+            ProfileFlag::Stripe => Profile::stripe(),
+        };
         let mut builder = Idempotency::builder_shared(Arc::clone(&store), name)
-            .profile(match flags.profile {
-                ProfileFlag::Ietf => Profile::ietf(),
-                ProfileFlag::Guardia => Profile::guardia(),
-                ProfileFlag::Stripe => Profile::stripe(),
-            })
+            .profile(if flags.replay_2xx_as_200 { profile.replay_2xx_as_200() } else { profile })
             .handler_deadline(flags.common.handler_deadline)
             .body_bytes_max(flags.body_max)
             .tenant_requests_max(flags.tenant_requests_max);
@@ -57,6 +58,9 @@ impl<S: Store> Opened<S> {
         }
         if let Some(keys_for) = flags.keys_for {
             builder = builder.keys_for(keys_for);
+        }
+        if let Some(rate) = flags.tenant_rate_max {
+            builder = builder.tenant_rate_max(rate);
         }
         if let Some(lanes) = flags.lanes {
             builder = builder.lanes(lanes);
@@ -114,6 +118,24 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
+
+    /// W158, W159: a tenant's rate and the status of replays have flags.
+    #[tokio::test]
+    async fn w158_w159_rate_and_status_of_replays_have_flags() {
+        let line = ["service", "--database-url", "sqlite://x", "--tenant-rate-max", "2", "--replay-2xx-as-200"];
+        let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
+        let flags = HttpFlags::from_arg_matches(&matches).unwrap();
+        let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
+        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
+        let created = || Ok(axum::http::Response::builder().status(201).body("".into()).unwrap());
+        let route = opened.idempotency.route("/t", move |_, _| Box::pin(async move { created() }));
+        let mut statuses = Vec::new();
+        for _ in 0..3 {
+            let request = Request::post("/t").header("idempotency-key", "k").body(Body::empty()).unwrap();
+            statuses.push(route.clone().oneshot(request).await.unwrap().status().as_u16());
+        }
+        assert_eq!(statuses, [201, 200, 429]);
+    }
 
     /// W22: the requests that a tenant may have in hand, repeats that wait included, have a flag.
     #[tokio::test]

@@ -81,7 +81,7 @@ fn app(layer: IdempotencyLayer<Store>) -> Router {
 async fn w152_a_coded_answer_passes_a_strict_client() {
     let ground = Memory::new().await;
     let payments = builder(&ground).responses_are_coded_after().build().unwrap();
-    let app = app(payments.layer()).route_service("/idempotency/{key}", payments.asks(["POST /t"]));
+    let app = app(payments.layer()).route_service("/idempotency/{key}", payments.asks(["POST /t"]).unwrap());
     let address = serve(app.layer(CompressionLayer::new())).await;
     let first = curl(&address, "k", &["--compressed"], b"one").await;
     let paid = serde_json::to_vec(&"paid ".repeat(100)).unwrap();

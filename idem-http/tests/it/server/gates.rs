@@ -141,7 +141,7 @@ fn with_mended(mended: usize, read: &Arc<AtomicBool>) -> Request<Watched> {
 async fn w19_a_question_meets_the_cheapest_gate_first() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let idempotency = builder(&ground).headers_bytes_max(2_000).tenant_requests_max(1).build().unwrap();
-    let (route, asks) = (route::<Memory>(&idempotency, &runs), idempotency.asks(["POST /t"]));
+    let (route, asks) = (route::<Memory>(&idempotency, &runs), idempotency.asks(["POST /t"]).unwrap());
     let mut running = Some(tokio::spawn(send::<Memory>(&route, held(request("k", "one")))));
     runs.until_begun(1).await;
     for (mended, status) in [405, 401, 431, 431, 400, 429, 200].into_iter().enumerate() {
@@ -215,7 +215,7 @@ async fn w20_no_content_has_the_digest_of_nothing() {
     assert_eq!((none.status, none.header("content-digest")), (204, Some(&*digest_of(b""))));
     let ask = |method: &str| {
         let asked = Request::builder().method(method).uri("/idempotency/k").header("authorization", "Bearer acme");
-        tower::ServiceExt::oneshot(payments.asks(["POST /t"]), asked.body(Full::new(Bytes::new())).unwrap())
+        tower::ServiceExt::oneshot(payments.asks(["POST /t"]).unwrap(), asked.body(Full::new(Bytes::new())).unwrap())
     };
     let get = Seen::of(ask("GET").await.unwrap()).await;
     let digest = digest_of(&get.body);
@@ -424,7 +424,7 @@ async fn w120_what_cannot_be_compared_here_is_no_other_request() {
                 .tenant(|_| Some(Authenticated::tenant("acme").with_subject("ann")));
             let payments = settings.iter().fold(new, |builder, set| set(builder)).build().unwrap();
             payments.start().await.unwrap();
-            (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]))
+            (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]).unwrap())
         };
         // In this order: one that does not know what the newest one uses does not start.
         let (old, asks) = instance(before).await;
@@ -515,7 +515,7 @@ async fn w25_what_a_client_needs_is_exposed() {
     for (key, body) in [("k", "one"), ("k", "one"), ("k", "two"), ("l", "status 503")] {
         all.push(send::<Memory>(&route, request(key, body)).await);
     }
-    let asks = builder(&ground).build().unwrap().asks(["POST /t"]);
+    let asks = builder(&ground).build().unwrap().asks(["POST /t"]).unwrap();
     for path in ["/idempotency/k", "/idempotency/none"] {
         all.push(super::ask::ask(&asks, "acme", path, "wait=0").await);
     }
@@ -560,7 +560,7 @@ async fn w124_no_subject_is_told_apart_by_plain_hashes() {
     let collides = "acme/user-16185176";
     send::<Memory>(&route::<Memory>(&new().plain_hashes().build().unwrap(), &runs), request("k", "one")).await;
     let keyed = new().plain_hashes().hash_secret(HashSecret::new(1, SECRET).unwrap()).answers_by_subject();
-    let asks = keyed.build().unwrap().asks(["POST /t"]);
+    let asks = keyed.build().unwrap().asks(["POST /t"]).unwrap();
     for (token, status) in [("acme", 200), ("acme/ann", 404), (collides, 404)] {
         let asked = Request::get("/idempotency/k?answer=true").header("authorization", format!("Bearer {token}"));
         let seen = Seen::of(asks.clone().oneshot(asked.body(Full::<Bytes>::default()).unwrap()).await.unwrap()).await;

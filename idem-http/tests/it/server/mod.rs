@@ -10,6 +10,7 @@ mod layer;
 mod outcomes;
 mod profiles;
 mod proxied;
+mod rates;
 mod repeats;
 mod shared;
 mod statuses;

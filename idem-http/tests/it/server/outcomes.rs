@@ -162,7 +162,7 @@ async fn w131_a_paused_service_begins_nothing() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).build().unwrap();
     payments.start().await.unwrap();
-    let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]));
+    let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]).unwrap());
     let first = send::<Memory>(&route, request("k", "one")).await;
     let (store, name) = (ground.store(), ConsumerName::new("payments").unwrap());
     let scope = store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap();
@@ -192,7 +192,7 @@ async fn w132_a_locked_database_says_nothing_about_a_key() {
     let (ground, runs) = (Sqlite::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).build().unwrap();
     payments.start().await.unwrap();
-    let (route, asks) = (route::<Sqlite>(&payments, &runs), payments.asks(["POST /t"]));
+    let (route, asks) = (route::<Sqlite>(&payments, &runs), payments.asks(["POST /t"]).unwrap());
     let mut other = ground.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
     let refused = send::<Sqlite>(&route, request("k", "one")).await;
@@ -210,7 +210,7 @@ pub(crate) async fn w139_a_locked_table_says_nothing_about_a_key<G: Server>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).build().unwrap();
     payments.start().await.unwrap();
-    let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["POST /t"]));
+    let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["POST /t"]).unwrap());
     let lock = format!("BEGIN; LOCK TABLE {}.processed_messages IN SHARE MODE", ground.schema().quoted());
     let mut other = sqlx::PgConnection::connect(&url()).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut other).await.unwrap();
@@ -256,7 +256,7 @@ async fn w150_an_outcome_that_stays_unknown_is_found_by_its_key() {
         let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
         let payments = builder(&ground).build().unwrap();
         payments.start().await.unwrap();
-        let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]));
+        let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]).unwrap());
         let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
         runs.until_begun(1).await;
         // Those of the first request and of the question, neither of which has a session by then.

@@ -91,7 +91,7 @@ async fn w130_a_key_is_the_same_in_every_profile() {
             let payments = builder(&ground).profile(profile.clone()).build().unwrap();
             let seen = send::<Memory>(&route::<Memory>(&payments, &runs), request(&key, body)).await;
             assert_eq!(seen.body, first.get_or_insert_with(|| seen.clone()).body, "{key}: {profile:?}");
-            let asks = payments.asks(["POST /t"]);
+            let asks = payments.asks(["POST /t"]).unwrap();
             let asked = super::ask::ask(&asks, "acme", &format!("/idempotency/{key}"), "").await;
             assert_eq!(asked.status, 200, "{key}: {profile:?}: {asked:?}");
         }
@@ -127,4 +127,31 @@ async fn w23_stripes_clients_find_their_errors() {
     assert_eq!((elsewhere.status, elsewhere.is_replayed()), (200, Some(false)), "{elsewhere:?}");
     let running = while_running(&route, &runs).await;
     assert_eq!((running.status, &running.json()["error"]["code"]), (409, &"idempotency_key_in_use".into()));
+}
+
+/// W159: a repeat may be told by its status, if it is asked for, and a refusal never looks like a success.
+#[tokio::test]
+async fn w159_a_replayed_success_may_be_200_and_a_refusal_stays_one() {
+    for profile in [Profile::guardia(), Profile::ietf(), Profile::stripe()] {
+        for (profile, is_asked_for) in [(profile.clone(), false), (profile.replay_2xx_as_200(), true)] {
+            let (_ground, route, runs) = with(profile.clone(), Duration::from_secs(60)).await;
+            let bodies = [("one", 201), ("status 202", 202), ("status 204", 204), ("status 303", 303)];
+            let refusals = [("final", 422), ("final 404", 404), ("declined", 402), ("status 409", 409)];
+            for (number, (body, status)) in bodies.into_iter().chain(refusals).enumerate() {
+                let what = format!("{profile:?}: {body}");
+                let one = |key: u128| request(&format!("{:08}-40d5-43e8-bc93-6894a57f9324", key), body);
+                let later = if is_asked_for && (200..300).contains(&status) { 200 } else { status };
+                let number = number as u128;
+                let first = send::<Memory>(&route, one(number)).await;
+                let again = send::<Memory>(&route, one(number)).await;
+                assert_eq!((first.status, again.status, again.is_replayed()), (status, later, Some(true)), "{what}");
+                assert_eq!(first.body, again.body, "{what}");
+            }
+            // One that waited for the first is a repeat too.
+            let begun = runs.begun();
+            let one = || send::<Memory>(&route, held(request(KEY, "one")));
+            let (a, b, ()) = tokio::join!(one(), one(), runs.release_once_begun(begun + 1));
+            assert_eq!((a.status, b.status), (201, if is_asked_for { 200 } else { 201 }), "{profile:?}");
+        }
+    }
 }

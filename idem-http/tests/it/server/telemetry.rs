@@ -295,7 +295,7 @@ async fn w95_questions_about_keys_are_counted_and_traced() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let idempotency = builder(&ground).build().unwrap();
     let closure = route::<Memory>(&idempotency, &runs);
-    let asks = Router::new().route_service("/idempotency/{key}", idempotency.asks(["POST /t"]));
+    let asks = Router::new().route_service("/idempotency/{key}", idempotency.asks(["POST /t"]).unwrap());
     assert_eq!(send::<Memory>(&closure, request("k-1", "one")).await.status, 201);
     assert_eq!(send::<Memory>(&closure, request("k-2", "final")).await.status, 422);
     for (method, tenant, key, status, outcome) in [

@@ -331,7 +331,6 @@ async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: 
     }
 }
 
-/// Forgets the record that a conflict met, and returns the number of the batch.
 /// Refuses to forget a key that is in progress: there is no record to forget yet, and after its commit the replay would be a conflict.
 async fn at_rest(database: &mut Database, replay: &Replay) -> Result<(), Failure> {
     let ids = if replay.forget_first { &replay.which.id[..] } else { &[] };
@@ -349,6 +348,7 @@ async fn key_of(database: &mut Database, id: i64) -> Result<(String, String), Fa
     Ok(letter.rows().first().map(of).unwrap_or_default())
 }
 
+/// Forgets the record that a conflict met, and returns the number of the batch.
 async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
     let (consumer, key) = key_of(database, id).await?;
     let reason = format!("for the replay of dead letter {id}");

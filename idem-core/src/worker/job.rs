@@ -130,6 +130,8 @@ pub(crate) struct Job<H> {
     pub(crate) attempt: Attempt,
     /// Counts of an attempt whose answer was lost, so that it is unknown whether they were done.
     pub(crate) counts_unanswered: u32,
+    /// How often in a row its unit ran again after a conflict with another transaction, since it was last charged.
+    pub(crate) again: u32,
     /// Connections that were lost under its handler when it ran alone.
     pub(crate) lost: u32,
     /// Waits in a row that charge nothing.
@@ -157,6 +159,7 @@ impl<H> Job<H> {
             unresolved: false,
             attempt: Attempt::Uncounted,
             counts_unanswered: 0,
+            again: 0,
             lost: 0,
             waits: 0,
             waiting: None,

@@ -109,16 +109,16 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) fn known(&self, jobs: &[Job<B::Handle>]) -> Known {
-        let known =
-            Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
+        let again = jobs.iter().map(|job| job.again).max().unwrap_or_default();
+        let known = Known { attempts_max: self.shared.settings.retry.attempts, again, ..Known::default() };
         // Of a unit of several, no fact about a single message is known.
         let [job] = jobs else { return known };
         let waited_long = self.shared.has_waited_long(job, WaitCause::Database);
         Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
     }
 
-    fn run_again(&mut self, jobs: Vec<Job<B::Handle>>, error: &str) {
-        self.contended += 1;
+    fn run_again(&mut self, mut jobs: Vec<Job<B::Handle>>, error: &str) {
+        jobs.iter_mut().for_each(|job| job.again = job.again.saturating_add(1));
         self.batch.shrink();
         tracing::debug!(idem.consumer = %self.shared.consumer.name, error, "the unit runs again");
         self.returned.extend(jobs);
@@ -126,12 +126,12 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Those that `culprit` names run alone; of all of them `looked_up` may say that no record of their keys exists.
     pub(super) fn run_alone(&mut self, jobs: Vec<Job<B::Handle>>, culprit: impl Fn(usize) -> bool, looked_up: bool) {
-        self.contended = 0;
         self.put_back(jobs, |index, job| {
             if culprit(index) {
                 job.isolate();
             }
             job.looked_up |= looked_up;
+            job.again = 0;
         });
     }
 
@@ -142,7 +142,6 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     pub(super) fn succeeded(&mut self) {
         self.batch.grow();
-        self.contended = 0;
         if std::mem::take(&mut self.down) > 0 {
             self.shared.gate.lane_up();
             tracing::info!(idem.consumer = %self.shared.consumer.name, lane = self.number, "the database is back");
@@ -182,7 +181,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             idem.consumer = %self.shared.consumer.name, attempt, error = failure.text, "the message is tried again later"
         );
         self.shared.stats.retries.add(1);
-        job.attempt = job.attempt.ended();
+        (job.attempt, job.again) = (job.attempt.ended(), 0);
         let wait = failure.retry_after.unwrap_or_else(|| self.shared.settings.retry.between_attempts(attempt));
         self.hold(job, WaitCause::Retry, wait).await;
     }

@@ -101,8 +101,6 @@ pub(crate) struct Lane<S: Store, B: Source> {
     newest: Assignment,
     /// Units in a row that found the database down.
     down: u32,
-    /// Units in a row that conflicted with others.
-    contended: u32,
     batch: BatchSize,
     /// The last full unit was nothing but duplicates, so the next may be too.
     only_duplicates: bool,
@@ -140,7 +138,6 @@ impl<S: Store, B: Source> Lane<S, B> {
             probation,
             newest,
             down: 0,
-            contended: 0,
             batch,
             only_duplicates: false,
             duty: Duty::Serve,

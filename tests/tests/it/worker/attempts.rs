@@ -127,6 +127,20 @@ async fn j72_a_claim_that_is_made_again_costs_no_attempt() {
     assert_eq!(next_attempt(&fixture, "charge", "ok").await, 1);
 }
 
+/// J91: conflicts with other transactions that cost one message an attempt are not counted to the next one, which has to run again only
+/// twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn j91_the_conflicts_of_one_message_are_not_charged_to_the_next() {
+    let fixture = Fixture::new();
+    fixture.publish("first", "ok");
+    fixture.publish("second", "ok");
+    for _ in 0..6 {
+        fixture.store.inject(Operation::Claim, Fault::Error(ErrorClass::RunUnitAgain));
+    }
+    let summary = drain(&fixture, fixture.worker().retry(attempts(2))).await;
+    assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (2, 0, 1));
+}
+
 /// D30: two messages of one key that both fail, in two orders at once, come to their ends: neither begins the other's count
 /// anew.
 #[tokio::test(flavor = "multi_thread")]

@@ -12,14 +12,14 @@ use bytes::Bytes;
 use http::{HeaderName, Request};
 use http_body_util::{BodyExt as _, Full};
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey, Message,
-    Origin, PayloadHash, Reason, Store as _, Tx,
+    ConsumerName, DeadLetter, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler, HandlerError,
+    IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError, Tx,
     bugs::{self, Bug},
     dead_letter::{FailureKind, Fingerprint},
     store::{Bookkeeping as _, HashRuleId, ScopeId},
     telemetry::HTTP_DELIVERIES,
 };
-use idem_http::inbound::{EventBridge, Inbound};
+use idem_http::inbound::{EventBridge, Inbound, Sns, StandardWebhooks, Stripe};
 use idem_testkit::{Fault, MemoryStore, Operation, Weather, memory::Rate};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -180,6 +180,41 @@ async fn w165_deliveries_of_an_outage_wait_for_one_look() {
         assert!(begun.elapsed() < Duration::from_secs(10), "{was_there}: {:?}", begun.elapsed());
         events.store.weather(Weather::default());
         assert_eq!(events.send("e-61", "1").await.0, 200, "and it ends with the outage");
+    }
+}
+
+/// W166: the second of two senders that find the ids of their events in different places cannot start under the first one's name. SNS and
+/// Standard Webhooks find them in one, and nothing tells two senders of one kind from one with two routes or secrets.
+#[tokio::test]
+async fn w166_senders_that_identify_differently_cannot_share_a_name() {
+    type Builder = DedupConsumerBuilder<MemoryStore>;
+    type Identify = fn(Builder) -> Builder;
+    let all: [(&str, Identify); 4] = [
+        ("stripe", Stripe::identify),
+        ("eventbridge", EventBridge::identify),
+        ("sns", Sns::identify),
+        ("standard webhooks", StandardWebhooks::identify),
+    ];
+    let events = Events::new();
+    for (one, identify_one) in all {
+        for (other, identify_other) in all {
+            let store = MemoryStore::new();
+            let start = async |identify: Identify| {
+                let builder = identify(DedupConsumer::builder(store.clone(), "events")).handler_name("obey");
+                let builder = builder.handler(Obey(store.clone(), Arc::clone(&events.orders)));
+                builder.effects(Effects::InTransaction).build().unwrap().start().await
+            };
+            start(identify_one).await.unwrap();
+            let started = start(identify_other).await;
+            let is_one = one == other || [one, other].iter().all(|name| ["sns", "standard webhooks"].contains(name));
+            match started {
+                Ok(_) => assert!(is_one, "{one} and {other}"),
+                Err(StoreError::Bound { what, .. }) => {
+                    assert!(!is_one && what == "key rules", "{one} and {other}: {what}")
+                }
+                Err(error) => panic!("{one} and {other}: {error}"),
+            }
+        }
     }
 }
 

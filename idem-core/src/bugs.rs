@@ -172,9 +172,21 @@ impl Bug {
 }
 
 #[cfg(feature = "bugs")]
+impl Bug {
+    /// The bug of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|bug| format!("{bug:?}") == name)
+    }
+}
+
+#[cfg(feature = "bugs")]
 thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
+
+#[cfg(feature = "bugs")]
+static PLANTED_EVERYWHERE: std::sync::OnceLock<Bug> = std::sync::OnceLock::new();
 
 /// Plants a bug in whatever runs on this thread from now on, in place of another; `None` takes it out again.
 #[cfg(feature = "bugs")]
@@ -182,10 +194,16 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
+/// Plants a bug in all threads of this process, for as long as it lives. Only the first one is planted.
+#[cfg(feature = "bugs")]
+pub fn plant_everywhere(bug: Bug) {
+    PLANTED_EVERYWHERE.get_or_init(|| bug);
+}
+
 /// Whether this bug is planted.
 #[cfg(feature = "bugs")]
 pub(crate) fn planted(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
+    PLANTED.get() == Some(bug) || PLANTED_EVERYWHERE.get() == Some(&bug)
 }
 
 /// The feature is off: no bug is planted.

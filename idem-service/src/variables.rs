@@ -7,9 +7,10 @@ const OURS: &str = "IDEM_";
 
 /// Those with that prefix that belong to the command or to the project's own scripts and tests, each of which may stand in the
 /// shell that a worker is started from. By their whole names, so that a misspelt one is still found out.
-const OF_THE_HOUSE: [&str; 17] = [
+const OF_THE_HOUSE: [&str; 18] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",
+    "IDEM_BUG",
     "IDEM_CRASH_KILLS",
     "IDEM_FAILPOINTS",
     "IDEM_KAFKA_BROKERS",

@@ -20,6 +20,11 @@ fn main() -> ExitCode {
         tracing::error!("{error}");
         return ExitCode::FAILURE;
     }
+    #[cfg(feature = "bugs")]
+    if let Err(error) = idem_testkit::bugs::plant_from_env() {
+        tracing::error!("{error}");
+        return ExitCode::FAILURE;
+    }
     HttpService::new("payments")
         .configured(async |service: HttpService, payments: Payments| {
             Ok(service

@@ -18,12 +18,14 @@ use crate::date::parse_rfc3339;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// Builds the question, for the authority and with the credentials of the request itself. `None` if no URI can be built from the request's.
-pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Option<Request<Bytes>> {
+/// Builds the question, for the authority and with the credentials of the request itself, and about the route of this name or else that of
+/// the request's path. `None` if no URI can be built from the request's.
+pub(super) fn question(prepared: &Prepared, path: &str, route: Option<&str>, wait: Duration) -> Option<Request<Bytes>> {
     let asked_for = prepared.request(None);
     let mut uri: Parts = asked_for.uri().clone().into_parts();
     // One key may be used for several operations, and this is about one of them.
-    let route = in_a_path(&format!("{} {}", asked_for.method(), asked_for.uri().path()));
+    let by_path = || format!("{} {}", asked_for.method(), asked_for.uri().path());
+    let route = in_a_path(&route.map_or_else(by_path, str::to_owned));
     let path = format!("{}/idempotency/{}?route={route}", path.trim_end_matches('/'), in_a_path(prepared.key.as_str()));
     uri.path_and_query = Some(path.parse::<PathAndQuery>().ok()?);
     let mut question = Request::new(Bytes::new());
@@ -109,7 +111,7 @@ mod tests {
             .body("{}".into())
             .expect("a request");
         let prepared = Prepared::new(&profile, &intent, request).expect("prepared");
-        let question = question(&prepared, "/v1/", Duration::from_secs(10)).expect("a question");
+        let question = question(&prepared, "/v1/", None, Duration::from_secs(10)).expect("a question");
         assert_eq!(question.uri(), "https://pay.example:8443/v1/idempotency/a%2Fb..?route=POST%20%2Fv1%2Ftransactions");
         assert_eq!(question.method(), Method::GET);
         assert_eq!(

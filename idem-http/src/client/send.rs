@@ -28,6 +28,7 @@ pub struct IdempotentClient<C> {
     service: C,
     profile: Profile,
     retries: Retries,
+    route: Option<String>,
 }
 
 /// The knowledge from the tries so far.
@@ -68,13 +69,22 @@ where
 {
     /// A client for this provider, with [`Retries::default`].
     pub fn new(service: C, profile: Profile) -> Self {
-        Self { service, profile, retries: Retries::default() }
+        Self { service, profile, retries: Retries::default(), route: None }
     }
 
     /// Sets how long the client tries, and its pauses.
     #[must_use]
     pub fn retries(mut self, retries: Retries) -> Self {
         self.retries = retries;
+        self
+    }
+
+    /// Sets the name, such as `POST /payments`, under which the server lets its keys [be asked about](Profile::asks_at), for the requests of
+    /// this client; clone it for each route. Without it the client asks by method and path of its request, which name no route where a
+    /// gateway gives it another path: the server then tells nothing of the key.
+    #[must_use]
+    pub fn route(mut self, name: impl Into<String>) -> Self {
+        self.route = Some(name.into());
         self
     }
 
@@ -242,7 +252,7 @@ where
 
     async fn ask(&self, prepared: &Prepared) -> Option<KeyState> {
         let path = self.profile.asks_at.as_deref()?;
-        let question = ask::question(prepared, path, self.retries.ask_for)?;
+        let question = ask::question(prepared, path, self.route.as_deref(), self.retries.ask_for)?;
         match self.try_once(question, self.retries.ask_for.saturating_add(ASKED_WITHIN)).await {
             Tried::Answered(response) => ask::state(&response),
             Tried::TooLarge(_) | Tried::Lost => None,
@@ -265,6 +275,7 @@ impl<C> fmt::Debug for IdempotentClient<C> {
         f.debug_struct("IdempotentClient")
             .field("profile", &self.profile)
             .field("retries", &self.retries)
+            .field("route", &self.route)
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFT
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, DedupConsumer, Store,
+    BoxError, ControlState, DedupConsumer, Store,
     telemetry::{self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
 };
 use metrics::Label;
@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use super::{
     pause::Pauses,
     sender::{NotAdmitted, Opened, Sender},
-    settle::{Reply, decide},
+    settle::{DOWN, Reply, decide},
 };
 use crate::{
     outcomes::{self, NO_SUCH_METHOD, Outcomes},
@@ -168,9 +168,10 @@ async fn run<S: Store, F: Sender>(
     permit: OwnedSemaphorePermit,
 ) -> Reply {
     // Here, where a slow database is nobody's end: the sender is answered at its deadline, and its event goes on.
-    let reply = match shared.pauses.is_paused(&shared.consumer).await {
-        true => PAUSED,
-        false => decide(&shared.consumer, message).await,
+    let reply = match shared.pauses.state(&shared.consumer).await {
+        Some(ControlState::Running) => decide(&shared.consumer, message).await,
+        Some(ControlState::Paused | ControlState::Halted) => PAUSED,
+        None => DOWN,
     };
     drop(permit);
     reply

@@ -30,7 +30,7 @@ impl Reply {
 
 const HELD: Reply = Reply::later(2, "busy", "another delivery of it is being handled");
 const FAILED: Reply = Reply::later(10, "failed-for-now", "it could not be handled now");
-const DOWN: Reply = Reply::later(10, "unavailable", "it cannot be recorded now");
+pub(super) const DOWN: Reply = Reply::later(10, "unavailable", "it cannot be recorded now");
 const NOT_KEPT: Reply = Reply::later(3_600, "unkeepable", "it cannot be handled, and not be kept either");
 
 /// Hands the message to the consumer, keeps a message that can never be handled, and gives the answer for the sender.

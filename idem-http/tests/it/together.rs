@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::post,
 };
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use idem_core::HandlerError;
 use idem_http::{
@@ -17,6 +18,7 @@ use idem_http::{
 };
 use idem_sqlx::PostgresStore;
 use tokio::{net::TcpListener, sync::watch};
+use tower::util::MapRequest;
 
 use crate::inbound::fixture::Fixture;
 
@@ -107,6 +109,29 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
         other => panic!("not refused: {other:?}"),
     }
     assert_eq!(fixture.effects().await, ["order-4711", "order-4712"]);
+    fixture.drop().await;
+}
+
+/// W163: behind a gateway that gives a route another path, none of whose parts the route has, a client that is told the route's name learns
+/// the outcome of its request.
+#[tokio::test]
+async fn w163_behind_a_gateway_that_renames_its_route_a_client_asks_by_name() {
+    let fixture = Fixture::new().await;
+    let url = format!("{}/v2/orders", serve(&fixture).await);
+    let gateway = |mut request: Request<Bytes>| {
+        *request.uri_mut() = request.uri().to_string().replace("/v2/orders", "/payments").parse().unwrap();
+        request
+    };
+    let direct = Reqwest::new(crate::http_settings()).unwrap();
+    let impatient = Retries::default().try_within(Duration::from_secs(2)).tries_max(1);
+    let client = IdempotentClient::new(MapRequest::new(direct, gateway), profile()).retries(impatient);
+    let request = || Request::post(&url).header("content-type", "text/plain").body("order-4711".into()).unwrap();
+    let intent = Intent::of("order-4711", "charge");
+    match client.route("POST /payments").send(&intent, request()).await.unwrap() {
+        Ended::Known(answer) => assert_eq!((answer.tries, answer.replayed), (2, true)),
+        other => panic!("not known: {other:?}"),
+    }
+    assert_eq!(fixture.effects().await, ["order-4711"]);
     fixture.drop().await;
 }
 

@@ -168,7 +168,9 @@ pub(crate) async fn insist(request: &Request, addresses: &[&str]) -> super::clie
     let mut last = String::new();
     for address in addresses.iter().cycle().take(20_000) {
         match request.send(address).await {
+            // A conflict that no other try ends has no Retry-After.
             Ok(answer) if ![409, 429, 503].contains(&answer.status) => return answer,
+            Ok(answer) if answer.status == 409 && answer.header("retry-after").is_none() => return answer,
             Ok(answer) => last = format!("{} {}", answer.status, answer.text()),
             Err(error) => last = error.to_string(),
         }

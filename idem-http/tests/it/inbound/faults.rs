@@ -12,17 +12,17 @@ use bytes::Bytes;
 use http::{HeaderName, Request};
 use http_body_util::{BodyExt as _, Full};
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey, Message,
-    Origin, PayloadHash, Reason, Store as _, Tx,
+    ConsumerName, DeadLetter, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler, HandlerError,
+    IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError, Tx,
     bugs::{self, Bug},
     dead_letter::{FailureKind, Fingerprint},
     store::{Bookkeeping as _, HashRuleId, ScopeId},
     telemetry::HTTP_DELIVERIES,
 };
-use idem_http::inbound::{EventBridge, Inbound};
-use idem_testkit::{Fault, MemoryStore, Operation};
+use idem_http::inbound::{EventBridge, Inbound, Sns, StandardWebhooks, Stripe};
+use idem_testkit::{Fault, MemoryStore, Operation, Weather, memory::Rate};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, task::JoinSet};
 use tower::ServiceExt as _;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -89,7 +89,8 @@ impl Events {
         });
         let builder = EventBridge::identify(DedupConsumer::builder(store.clone(), "events"));
         let builder = builder.handler(Obey(store.clone(), Arc::clone(&orders))).handler_name("obey");
-        let builder = builder.effects(Effects::InTransaction).busy_timeout(Duration::from_millis(100));
+        // No event waits for another's connection.
+        let builder = builder.effects(Effects::InTransaction).busy_timeout(Duration::from_millis(100)).lanes(64);
         let consumer = builder.payload_bytes_max(64 << 20).build().unwrap();
         let service = Inbound::new(consumer, EventBridge::new(API_KEY, ["new"])).body_bytes_max(64 << 20);
         Self { store, orders, service }
@@ -104,7 +105,7 @@ impl Events {
     }
 
     /// Sends an event: status, `Retry-After`.
-    fn send(&self, id: &str, detail: &str) -> impl Future<Output = (u16, Option<String>)> + Send + 'static {
+    fn send(&self, id: &str, detail: &str) -> impl Future<Output = (u16, Option<String>)> + Send + 'static + use<> {
         let event = format!(
             r#"{{"version":"0","id":"{id}","detail-type":"PaymentMade","source":"bank","time":"2026-11-25T00:00:00Z","detail":{detail}}}"#
         );
@@ -157,6 +158,66 @@ impl Events {
     }
 }
 
+/// W165: in an outage of the database in which each call takes its time to fail, deliveries that came together fail together: each waits for
+/// one look at the control, and none for its turn. The same where the consumer was never there, and nobody knows whether it is paused.
+#[tokio::test(start_paused = true)]
+async fn w165_deliveries_of_an_outage_wait_for_one_look() {
+    for was_there in [true, false] {
+        let mut events = Events::new();
+        events.service = events.service.deadline(Duration::from_secs(3_600));
+        if was_there {
+            assert_eq!(events.send("e-0", "1").await.0, 200);
+            // The control that was read is of the past by then.
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        let (slow, slow_max) = (Rate::Always, Duration::from_secs(1));
+        events.store.weather(Weather { seed: 7, slow, slow_max, connections_lost: Rate::Always, ..Weather::default() });
+        let begun = tokio::time::Instant::now();
+        let deliveries: JoinSet<_> = (0..60).map(|number| events.send(&format!("e-{number}"), "1")).collect();
+        let said = deliveries.join_all().await;
+        assert!(said.iter().all(|said| *said == (503, Some("10".to_owned()))), "{said:?}");
+        // 60 in turn take half a minute.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{was_there}: {:?}", begun.elapsed());
+        events.store.weather(Weather::default());
+        assert_eq!(events.send("e-61", "1").await.0, 200, "and it ends with the outage");
+    }
+}
+
+/// W166: the second of two senders that find the ids of their events in different places cannot start under the first one's name. SNS and
+/// Standard Webhooks find them in one, and nothing tells two senders of one kind from one with two routes or secrets.
+#[tokio::test]
+async fn w166_senders_that_identify_differently_cannot_share_a_name() {
+    type Builder = DedupConsumerBuilder<MemoryStore>;
+    type Identify = fn(Builder) -> Builder;
+    let all: [(&str, Identify); 4] = [
+        ("stripe", Stripe::identify),
+        ("eventbridge", EventBridge::identify),
+        ("sns", Sns::identify),
+        ("standard webhooks", StandardWebhooks::identify),
+    ];
+    let events = Events::new();
+    for (one, identify_one) in all {
+        for (other, identify_other) in all {
+            let store = MemoryStore::new();
+            let start = async |identify: Identify| {
+                let builder = identify(DedupConsumer::builder(store.clone(), "events")).handler_name("obey");
+                let builder = builder.handler(Obey(store.clone(), Arc::clone(&events.orders)));
+                builder.effects(Effects::InTransaction).build().unwrap().start().await
+            };
+            start(identify_one).await.unwrap();
+            let started = start(identify_other).await;
+            let is_one = one == other || [one, other].iter().all(|name| ["sns", "standard webhooks"].contains(name));
+            match started {
+                Ok(_) => assert!(is_one, "{one} and {other}"),
+                Err(StoreError::Bound { what, .. }) => {
+                    assert!(!is_one && what == "key rules", "{one} and {other}: {what}")
+                }
+                Err(error) => panic!("{one} and {other}: {error}"),
+            }
+        }
+    }
+}
+
 /// W41: while an event can be neither handled nor kept, its sender keeps it: it is never answered 2xx or 4xx, and W95: each such end is counted.
 /// Each event comes again then, and has its effect once.
 #[tokio::test(start_paused = true)]
@@ -174,9 +235,9 @@ async fn w41_what_is_neither_handled_nor_kept_stays_with_its_sender() {
     };
     let counted_before = || drop(recorder.snapshotter().snapshot());
 
-    // Neither can be seen whether the consumer is paused, nor can it be registered.
+    // It cannot be seen whether the consumer is paused.
     let events = Events::new();
-    (0..2).for_each(|_| events.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure)));
+    events.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure));
     ended("unavailable", events.send("e-1", "1").await, "10");
     assert_eq!(events.send("e-1", "1").await.0, 200);
     assert_eq!(events.effects(), ["e-1"]);

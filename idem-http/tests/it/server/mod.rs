@@ -8,6 +8,7 @@ mod gates;
 mod grounds;
 mod layer;
 mod outcomes;
+mod plain;
 mod profiles;
 mod proxied;
 mod rates;

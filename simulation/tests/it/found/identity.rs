@@ -76,6 +76,17 @@ fn o37_a_renamed_consumer_calls_with_the_same_keys() {
     found("RenamesDerivedIds", 0..5, |seed| renamed(seed, Behaviour::FailsFor(3)));
 }
 
+/// C13: messages that came before their consumer was bound anew, to another source, handler and hash rule, are known when they come
+/// again: each record is compared by the rule that it has, and kept.
+#[test]
+fn c13_a_consumer_that_is_bound_anew_knows_what_it_has_handled() {
+    found("SharesHashRules", 0..5, |seed| {
+        let mut scenario = renamed(seed, Behaviour::Good(0));
+        scenario.events.iter_mut().for_each(|(_, event)| *event = Event::Rebind);
+        scenario
+    });
+}
+
 /// J89: keys that look alike, and long ones with one beginning, are keys of their own.
 #[test]
 fn j89_keys_that_look_alike_are_different() {

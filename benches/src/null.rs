@@ -12,8 +12,8 @@ use idem_core::{
     CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, Destination, ErrorClass,
     IdempotencyKey, LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
     outbox::{
-        DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent,
-        StoredEvent,
+        Declared, DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog,
+        OutgoingEvent, StoredEvent,
     },
     store::{
         AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
@@ -224,8 +224,8 @@ struct NullOutbox;
 
 #[async_trait]
 impl Outbox for NullOutbox {
-    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
-        Ok((1..).map(DestinationId).take(destinations.len()).collect())
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
+        Ok((1..).map(|id| Declared::new(DestinationId(id))).take(destinations.len()).collect())
     }
 
     async fn lease(&self, _: DestinationId, _: LeaseRequest<'_>) -> Result<Leased, StoreError> {

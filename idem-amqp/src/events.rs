@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Bytes, Message, SourceError,
-    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
+    outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, OutgoingEvent},
 };
 use lapin::{
     BasicProperties,
@@ -53,6 +53,11 @@ impl EventPublisher for AmqpPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn limits(&self) -> Option<DestinationLimits> {
+        // A client is not told how large a message the broker takes.
+        Some(DestinationLimits::new("rabbitmq"))
     }
 
     async fn look(&self) -> Result<(), EventError> {

@@ -8,6 +8,7 @@ mod cloud_events;
 pub(crate) mod collect;
 mod event;
 mod id;
+mod limits;
 mod publisher;
 mod relay;
 mod result;
@@ -26,6 +27,7 @@ pub use self::{
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, ORDERING_KEY_BYTES_MAX, PublishError},
     id::{IdForm, derived_id},
+    limits::DestinationLimits,
     publisher::{Dispatch, EventError, EventPublisher},
     relay::{
         EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
@@ -33,7 +35,7 @@ pub use self::{
     },
     result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
-        AppendError, Appended, DestinationId, EventEnd, EventName, EventNumber, EventState, Gone, KeptResult,
+        AppendError, Appended, Declared, DestinationId, EventEnd, EventName, EventNumber, EventState, Gone, KeptResult,
         LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, ParseEventNameError,
         StoredEvent, UNDER_WAY,
     },

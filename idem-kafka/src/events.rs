@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     SourceError,
-    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
+    outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, OutgoingEvent},
 };
 use rdkafka::{
     error::KafkaError,
@@ -112,6 +112,13 @@ impl EventPublisher for KafkaPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn limits(&self) -> Option<DestinationLimits> {
+        // The library measures a record before it is compressed, the broker afterwards: what that refuses is not known before.
+        let bytes_max = self.options.publisher_config().get("message.max.bytes").and_then(|bytes| bytes.parse().ok());
+        let limits = DestinationLimits::new("kafka").is_structured(self.cloud_events.is_structured());
+        Some(limits.message_bytes_max(bytes_max))
     }
 
     async fn look(&self) -> Result<(), EventError> {

@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, ErrorClass, IdempotencyKey, OrderingKey, StoreError,
     outbox::{
-        DestinationId, EventEnd, EventName, EventNumber, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, StoredEvent, UNDER_WAY,
+        Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, LeaseRequest, Leased,
+        Outbox, OutboxBacklog, OutgoingEvent, StoredEvent, UNDER_WAY,
     },
     store::Interned,
 };
@@ -59,7 +59,7 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
         &self.driver.bookkeeping_statements().outbox
     }
 
-    async fn intern(&self, destination: &Destination) -> Result<DestinationId, StoreError> {
+    async fn intern(&self, destination: &Destination) -> Result<Declared, StoreError> {
         let (doing, name, form) = ("declaring destinations", destination.name.as_str(), destination.id_form.as_str());
         let numbers = Interned::Destination.numbers(&[name]).map(i64::from);
         for _ in 0..INTERN_ROUNDS {
@@ -71,7 +71,7 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
             let Some(row) = rows.first() else { continue };
             let known: &str = row.get("id_form")?;
             if known == form {
-                return Ok(DestinationId(row.get("id")?));
+                return Ok(Declared::new(DestinationId(row.get("id")?)).limits(limits(row)?));
             }
             return Err(StoreError::refused(
                 format!("destination {name:?} was declared with ids of the form {known}, and this program says {form}"),
@@ -171,12 +171,12 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         Ok(())
     }
 
-    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
-        let mut ids = Vec::with_capacity(destinations.len());
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
+        let mut declared = Vec::with_capacity(destinations.len());
         for destination in destinations {
-            ids.push(self.intern(destination).await?);
+            declared.push(self.intern(destination).await?);
         }
-        Ok(ids)
+        Ok(declared)
     }
 
     async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError> {
@@ -184,7 +184,18 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         let time = microseconds(request.time).unwrap_or(i64::MAX);
         // An interval of the server's must not overflow.
         let keeps = microseconds(request.receiver_keeps).unwrap_or(i64::MAX).min(AFTER_MAX);
-        let parameters = [destination.0.into(), request.relay.into(), time.into(), keeps.into()];
+        let limits = request.limits;
+        let bytes_max = limits.and_then(|limits| limits.message_bytes_max);
+        let bytes_max = bytes_max.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let parameters = [
+            destination.0.into(),
+            request.relay.into(),
+            time.into(),
+            keeps.into(),
+            limits.map(|limits| limits.kind.as_str()).into(),
+            bytes_max.into(),
+            limits.is_some_and(|limits| limits.is_structured).into(),
+        ];
         let row = row(&*self.driver, "leasing a destination", &self.sql().lease, &parameters).await?;
         Ok(if row.get("mine")? {
             Leased::Mine
@@ -298,6 +309,13 @@ fn span(row: &Row, column: &str) -> Result<Option<Duration>, StoreError> {
     Ok(microseconds.map(|time| Duration::from_micros(u64::try_from(time).unwrap_or(0))))
 }
 
+/// What a destination takes; nothing before a relay has said it.
+fn limits(row: &Row) -> Result<Option<DestinationLimits>, StoreError> {
+    let Some(kind) = row.get::<Option<&str>>("kind")? else { return Ok(None) };
+    let bytes_max = row.get::<Option<i64>>("message_bytes_max")?.and_then(|bytes| u64::try_from(bytes).ok());
+    Ok(Some(DestinationLimits::new(kind).message_bytes_max(bytes_max).is_structured(row.get("is_structured")?)))
+}
+
 fn damaged(what: &str) -> StoreError {
     damaged_in("outbox", what)
 }
@@ -349,6 +367,7 @@ fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
     backlog.oldest = span(row, "oldest")?;
     backlog.first_sent_ago = span(row, "first_sent_ago")?;
     backlog.receiver_keeps = span(row, "receiver_keeps")?.unwrap_or(backlog.receiver_keeps);
+    backlog.limits = limits(row)?;
     backlog.relayed_by = row.get("relayed_by")?;
     backlog.is_paused = row.get("paused")?;
     Ok(backlog)

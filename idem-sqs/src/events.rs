@@ -10,7 +10,7 @@ use aws_sdk_sqs::{
 use futures_util::{StreamExt as _, stream};
 use idem_core::{
     SourceError,
-    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent, Wire},
+    outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, OutgoingEvent, Wire},
 };
 use serde::de::IgnoredAny;
 
@@ -81,6 +81,11 @@ impl EventPublisher for SqsPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn limits(&self) -> Option<DestinationLimits> {
+        let limits = DestinationLimits::new("sqs").is_structured(self.cloud_events.is_structured());
+        Some(limits.message_bytes_max(u64::try_from(self.bytes_max().await).ok()))
     }
 
     async fn look(&self) -> Result<(), EventError> {

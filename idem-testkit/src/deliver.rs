@@ -226,9 +226,9 @@ async fn pending(
     destinations: &[Destination],
 ) -> Result<Vec<(String, OutgoingEvent)>, StoreError> {
     let mut pending = Vec::new();
-    let ids = outbox.declare(destinations).await?;
-    for (destination, id) in destinations.iter().zip(ids) {
-        let events = outbox.next(id, EVENTS_READ_MAX, u64::from(u32::MAX)).await?;
+    let declared = outbox.declare(destinations).await?;
+    for (destination, row) in destinations.iter().zip(declared) {
+        let events = outbox.next(row.id, EVENTS_READ_MAX, u64::from(u32::MAX)).await?;
         pending.extend(events.into_iter().map(|event| (destination.name.clone(), event)));
     }
     Ok(pending)

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     BoxError, ConfigError,
-    outbox::{CloudEvents, Dispatch, EventError, EventPublisher, OutgoingEvent},
+    outbox::{CloudEvents, DestinationLimits, Dispatch, EventError, EventPublisher, OutgoingEvent},
 };
 use reqwest::{
     Client, ClientBuilder, Response, StatusCode, Url,
@@ -265,6 +265,10 @@ impl EventPublisher for WebhookPublisher {
 
     fn dispatch(&self) -> Dispatch {
         Dispatch::Each { at_once: AT_ONCE }
+    }
+
+    async fn limits(&self) -> Option<DestinationLimits> {
+        Some(DestinationLimits::new("webhook"))
     }
 }
 

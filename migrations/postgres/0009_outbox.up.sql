@@ -14,6 +14,10 @@ CREATE TABLE {schema}.outbox_destinations (
     relay_lost_at timestamptz,
     -- How long its receivers recognise a copy, as the last relay had it.
     receiver_keeps interval,
+    -- What it takes, as the last relay knew: NULL where none has said it, or knows how large a message may be.
+    kind          text        COLLATE "C",
+    message_bytes_max bigint,
+    is_structured boolean     NOT NULL DEFAULT false,
     paused_at     timestamptz,
     -- No pending event of it has a lower number, or will have one: where a look for the next ones begins. So it is among the numbers
     -- of this server and sequence; others say nothing about it.
@@ -570,7 +574,7 @@ DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, kind, message_bytes_max, is_structured, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),

@@ -80,7 +80,7 @@ GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint,
 -- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
 -- owner's do.
 GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, kind, message_bytes_max, is_structured, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
 -- An answer that outlived its record is replaced.
 GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;

@@ -13,6 +13,10 @@ CREATE TABLE "{schema}_outbox_destinations" (
     relay_lost_at INTEGER,
     -- How long its receivers recognise a copy, as the last relay had it.
     receiver_keeps INTEGER,
+    -- What it takes, as the last relay knew: NULL where none has said it, or knows how large a message may be.
+    kind          TEXT,
+    message_bytes_max INTEGER,
+    is_structured INTEGER NOT NULL DEFAULT 0,
     paused_at     INTEGER
 ) STRICT;
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::{
-    HashPayloadError, Message, PayloadHash, PayloadHasher, RawPayload, Tenant,
+    HashPayloadError, HashRules, Message, PayloadHash, PayloadHasher, RawPayload, Tenant,
     key::{Header, IdempotencyKey, KEY_FIELD, KeyError, KeySource},
 };
 
@@ -76,5 +76,27 @@ impl PayloadHasher for Identifies {
 
     fn rule(&self) -> String {
         RawPayload.rule()
+    }
+}
+
+/// A hash rule of its own number, of the rules that a consumer has in turn where it is bound anew.
+#[derive(Debug)]
+pub(crate) struct Numbered(u32);
+
+impl Numbered {
+    /// The rule of this number, and all before it as former ones.
+    pub(crate) fn rules(number: u32) -> HashRules {
+        (0..number).fold(HashRules::new(Self(number)), |rules, former| rules.and_formerly(Self(former)))
+    }
+}
+
+impl PayloadHasher for Numbered {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        let payload = message.payload().map_or(&[][..], |payload| payload);
+        Ok(PayloadHash::of(&[&self.0.to_be_bytes(), payload].concat()))
+    }
+
+    fn rule(&self) -> String {
+        format!("numbered/{}", self.0)
     }
 }

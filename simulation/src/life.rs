@@ -243,7 +243,8 @@ async fn do_event(world: &Arc<World>, event: Event) {
         Event::FailOver => disaster::fail_over(world).await,
         Event::Restore => disaster::restore(world).await,
         Event::Forget(content) => disaster::forget(world, content).await,
-        Event::Rename => drop(tokio::spawn(rename(Arc::clone(world)))),
+        Event::Rename => drop(tokio::spawn(with_all_stopped(Arc::clone(world), rename))),
+        Event::Rebind => drop(tokio::spawn(with_all_stopped(Arc::clone(world), rebind))),
         Event::ClockJumps(by) => disaster::clock_jumps(world, by),
     }
 }
@@ -255,9 +256,9 @@ fn stop(world: &World, process: usize) {
     }
 }
 
-/// As the guide says: every worker is stopped, the consumer gets another name, and they start with that.
-async fn rename(world: Arc<World>) {
-    if world.is_renamed.swap(true, Ordering::SeqCst) {
+/// As the guide says: every worker is stopped, the operator acts, and they start with what is different then.
+async fn with_all_stopped(world: Arc<World>, acts: fn(&World)) {
+    if world.is_kept_down.swap(true, Ordering::SeqCst) {
         return;
     }
     let within = Instant::now() + world.scenario.drain * 2 + bounds::pause(&world.scenario) + Duration::from_secs(60);
@@ -269,6 +270,12 @@ async fn rename(world: Arc<World>) {
         stop(&world, process);
         sleep(Duration::from_millis(50)).await;
     }
+    acts(&world);
+    world.is_kept_down.store(false, Ordering::SeqCst);
+}
+
+/// The consumer gets another name.
+fn rename(world: &World) {
     let from = ConsumerName::new(world.consumer());
     world.renamed.fetch_add(1, Ordering::SeqCst);
     if let (Ok(from), Ok(to)) = (from, ConsumerName::new(world.consumer()))
@@ -278,7 +285,14 @@ async fn rename(world: Arc<World>) {
         world.journal.note(&Happened::Noted(format!("there is no {from} to rename")));
     }
     world.journal.note(&Happened::Noted(format!("the consumer is {} now", world.consumer())));
-    world.is_renamed.store(false, Ordering::SeqCst);
+}
+
+/// The consumer is bound by its next start. Where no worker has registered it yet, that start is its first.
+fn rebind(world: &World) {
+    if let Ok(name) = ConsumerName::new(world.consumer()) {
+        world.store.rebind(&name);
+    }
+    world.rebound.fetch_add(1, Ordering::SeqCst);
 }
 
 /// The scope that operators speak of.

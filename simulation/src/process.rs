@@ -16,7 +16,7 @@ use idem_testkit::MemoryStore;
 use crate::{
     calls,
     handler::SimulatedHandler,
-    identify::Identifies,
+    identify::{Identifies, Numbered},
     journal::{Happened, Rule},
     receivers,
     source::CheckedSource,
@@ -26,7 +26,7 @@ use crate::{
 /// Runs a process until the life closes.
 pub(crate) async fn keep(world: Arc<World>, process: usize) {
     while !world.closing.load(Ordering::SeqCst) {
-        if world.is_renamed.load(Ordering::SeqCst) {
+        if world.is_kept_down.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         }
@@ -130,6 +130,10 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
     let identifies = Identifies::are_needed(scenario).then(|| Identifies(Arc::clone(world)));
     if let Some(identifies) = &identifies {
         consumer = consumer.key_source(identifies.clone()).hash_rules(HashRules::new(identifies.clone()));
+    }
+    if scenario.rebinds() {
+        let times = world.rebound.load(Ordering::SeqCst);
+        consumer = consumer.handler_name(&format!("handler {times}")).hash_rules(Numbered::rules(times));
     }
     if scenario.tenants {
         consumer = match identifies {

@@ -7,6 +7,7 @@ use idem_testkit::memory::Rate;
 
 use crate::{
     draw::{millis, one_in, pick},
+    identify::Identifies,
     scenario::{Content, Event, Finds, Scenario, Unidentified},
 };
 
@@ -15,6 +16,7 @@ pub(crate) fn draw(scenario: &mut Scenario, span: u64, seed: u64) {
     twice(scenario, seed);
     batches(scenario, seed);
     renames(scenario, span, seed);
+    rebinds(scenario, span, seed);
     one_writer(scenario, seed);
     look_alikes(scenario, seed);
     yields(scenario, seed);
@@ -46,6 +48,18 @@ fn renames(scenario: &mut Scenario, span: u64, seed: u64) {
     if one_in(rng, 32) && !scenario.calm && !scenario.goes_back() {
         for _ in 0..rng.u32(1..=3) {
             scenario.events.push((millis(rng, 0, span), Event::Rename));
+        }
+        scenario.events.sort_by_key(|(at, _)| *at);
+    }
+}
+
+/// Operators who have the consumer bound anew. A server that goes back may have lost that, and its workers would be refused.
+fn rebinds(scenario: &mut Scenario, span: u64, seed: u64) {
+    let rng = &mut Rng::with_seed(seed ^ 0x0000_5EB1_4DA6_A145);
+    let has_rules_of_its_own = Identifies::are_needed(scenario);
+    if one_in(rng, 32) && !scenario.calm && !scenario.goes_back() && !has_rules_of_its_own {
+        for _ in 0..rng.u32(1..=3) {
+            scenario.events.push((millis(rng, 0, span), Event::Rebind));
         }
         scenario.events.sort_by_key(|(at, _)| *at);
     }

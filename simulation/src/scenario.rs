@@ -180,6 +180,9 @@ pub enum Event {
     Forget(usize),
     /// An operator stops the workers, gives the consumer another name, and starts them with that.
     Rename,
+    /// An operator stops the workers, has the consumer bound anew, and starts workers with another handler's name and another hash rule,
+    /// which still know the former rules.
+    Rebind,
     /// The store's clock jumps so many milliseconds forward, or back.
     ClockJumps(i64),
 }
@@ -308,7 +311,13 @@ impl Scenario {
     /// Whether any process is stopped in good order.
     #[must_use]
     pub fn stops(&self) -> bool {
-        self.events.iter().any(|(_, event)| matches!(event, Event::Stop { .. } | Event::Rename))
+        self.events.iter().any(|(_, event)| matches!(event, Event::Stop { .. } | Event::Rename | Event::Rebind))
+    }
+
+    /// Whether the consumer is bound anew at any time. Only then do its workers name their handler.
+    #[must_use]
+    pub fn rebinds(&self) -> bool {
+        self.events.iter().any(|(_, event)| matches!(event, Event::Rebind))
     }
 
     /// How far the store's clock is moved, in all.

@@ -158,7 +158,12 @@ impl Source for CheckedSource {
             #[allow(clippy::panic, reason = "it is planted")]
             drop(tokio::spawn(async { panic!("planted") }));
         }
-        ask!(&self.inner, source => source.attach().await)
+        let mut attached = ask!(&self.inner, source => source.attach().await)?;
+        let rebound = self.world.rebound.load(Ordering::SeqCst);
+        if rebound > 0 {
+            attached.bound_to = format!("{}, moved {rebound} times", attached.bound_to);
+        }
+        Ok(attached)
     }
 
     async fn receive(&self, max: usize) -> Result<Received<CheckedHandle>, SourceError> {

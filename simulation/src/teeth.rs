@@ -74,6 +74,7 @@ impl Planted {
 }
 
 /// Those of the store, which are there without the feature.
+#[allow(clippy::too_many_lines, reason = "a list")]
 fn in_the_store() -> Vec<Planted> {
     let planted = |defect, theme, about| Planted { place: Place::Store(defect), theme, about };
     let slip = |slip, about| Planted { place: Place::Member(slip), theme: Theme::Partitions, about };
@@ -140,6 +141,11 @@ fn in_the_store() -> Vec<Planted> {
             Defect::RenamesDerivedIds,
             Theme::Small,
             "a consumer that is renamed derives other ids for its events and calls (O37)",
+        ),
+        planted(
+            Defect::SharesHashRules,
+            Theme::Small,
+            "a record does not say by which hash rule it was written, so that copies of it differ once the rule has changed (C13)",
         ),
         planted(Defect::FoldsKeys, Theme::Small, "keys that differ in case or in spaces at the end are one (J89)"),
         planted(Defect::CutsKeysAt64Bytes, Theme::Small, "keys are cut (J89)"),

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -144,9 +144,10 @@ pub(crate) struct World {
     pub(crate) cut: Notify,
     pub(crate) is_cut: AtomicBool,
     pub(crate) halts: AtomicUsize,
-    /// How often the consumer was given another name, and whether an operator is about to.
+    /// How often the consumer was given another name, how often it was bound anew, and whether an operator is about to do either.
     pub(crate) renamed: AtomicUsize,
-    pub(crate) is_renamed: AtomicBool,
+    pub(crate) rebound: AtomicU32,
+    pub(crate) is_kept_down: AtomicBool,
     /// The checkpoint that the store goes back to.
     pub(crate) checkpoint: Mutex<Option<Checkpoint>>,
     /// How many polls the first process had when it first ended.
@@ -181,7 +182,8 @@ impl World {
             is_cut: AtomicBool::new(false),
             halts: AtomicUsize::new(0),
             renamed: AtomicUsize::new(0),
-            is_renamed: AtomicBool::new(false),
+            rebound: AtomicU32::new(0),
+            is_kept_down: AtomicBool::new(false),
             checkpoint: Mutex::new(None),
             first_polls: AtomicU64::new(0),
             scenario,
@@ -337,6 +339,8 @@ impl World {
         known.running.insert(number, process);
         let (seen, paused, anew) = (known.contents[content], known.paused_since, known.disasters.counted_anew());
         drop(known);
+        // Attempts are those of a payload's hash, and so of its rule.
+        let anew = anew + self.rebound.load(Ordering::SeqCst);
         self.journal.note(&Happened::Began { process, run: number, content });
         self.check_begin(content, seen, paused, now, anew);
         (number, before)

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, StoreError,
     outbox::{
-        DestinationId, Dispatch, EventEnd, EventError, EventName, EventPublisher, EventState, LeaseRequest, Leased,
-        Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        Declared, DestinationId, Dispatch, EventEnd, EventError, EventName, EventPublisher, EventState, LeaseRequest,
+        Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };
 use tokio::time::Instant;
@@ -94,7 +94,7 @@ impl Timed {
 
 #[async_trait]
 impl Outbox for Timed {
-    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
         self.outbox.declare(destinations).await
     }
 

@@ -47,6 +47,7 @@ mod tests {
         let messages = [purchase(1, 1177), purchase(2, 1200), purchase(3, 1177), purchase(4, 0)];
         let proven =
             prove(databases, |_| Ledger).messages(messages).run().await.unwrap_or_else(|error| panic!("{error}"));
+        println!("{proven}");
         assert!(proven.kills > 20 && proven.not_compared.is_empty(), "{proven}");
     }
 }

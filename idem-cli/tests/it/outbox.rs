@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use idem_core::{
     DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx,
     outbox::{
-        DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent, RECEIVER_KEEPS, UNDER_WAY,
+        DestinationId, DestinationLimits, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutgoingEvent,
+        RECEIVER_KEEPS, UNDER_WAY,
     },
 };
 use idem_testkit::Decide as _;
@@ -34,7 +35,7 @@ impl<S: Store> Subject<S> {
     async fn new(store: S) -> Self {
         let store = Arc::new(store);
         let outbox = store.outbox().unwrap();
-        let subject = Self { payments: outbox.declare(&["payments".into()]).await.unwrap()[0], outbox, store };
+        let subject = Self { payments: outbox.declare(&["payments".into()]).await.unwrap()[0].id, outbox, store };
         subject.publish(&["a", "b", "c"]).await;
         subject
     }
@@ -62,7 +63,9 @@ impl<S: Store> Subject<S> {
 
     /// A relay has the destination, with this setting, and lets go of it.
     async fn relayed(&self, receiver_keeps: Duration) {
-        let request = LeaseRequest::new("a", Duration::from_secs(60)).receiver_keeps(receiver_keeps);
+        let limits = DestinationLimits::new("sqs").message_bytes_max(Some(256 << 10));
+        let request =
+            LeaseRequest::new("a", Duration::from_secs(60)).receiver_keeps(receiver_keeps).limits(Some(&limits));
         assert_eq!(self.outbox.lease(self.payments, request).await.unwrap(), Leased::Mine);
         self.outbox.release(self.payments, "a").await.unwrap();
     }
@@ -123,7 +126,9 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
     // O51: as the relay that had the destination last knows it.
     subject.relayed(Duration::from_secs(3_600)).await;
-    assert_eq!(ask("outbox list --json").json()["destinations"][0]["receiver_keeps"], "60 min");
+    let known = &ask("outbox list --json").json()["destinations"][0];
+    assert_eq!(known["receiver_keeps"], "60 min");
+    assert_eq!((&known["kind"], &known["message_bytes_max"]), (&"sqs".into(), &(256 << 10).into()), "O107");
     ask(&format!("outbox retry {first} --yes")).refused("1 of them are stale");
     subject.relayed(Duration::from_secs(7_200)).await;
     assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));

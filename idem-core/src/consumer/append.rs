@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use super::{
     Inner, Item,
+    destinations::fits,
     handlers::{AllHandedIn, HandlingError, TransactionState},
     unit::{answered, inject},
 };
@@ -28,6 +29,7 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
     if appended.is_empty() {
         return Ok(());
     }
+    fits(inner, &appended, &events_of).await?;
     let limit = inner.settings.answer_timeout;
     let appending = async {
         match unit.append(&appended).await {
@@ -56,7 +58,7 @@ fn rows<S: Store, J: Borrow<Item>>(
     let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
     appended.is_shared = items.len() > 1;
     let kept_for = inner.settings.answers_kept_for();
-    let destinations = inner.destinations.get().map_or(&[][..], Vec::as_slice);
+    let destinations = inner.destinations.ids();
     for (index, handed) in handed_in {
         let item: &Item = items[index].borrow();
         // A message without a claim could hand nothing in.

@@ -405,7 +405,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             unprotected: self.unprotected,
             publishing: self.publishing,
             seal: self.seal,
-            destinations: OnceLock::new(),
+            destinations: super::Destinations::default(),
             published: Arc::default(),
             settings: self.settings,
             clock: DatabaseClock::new(),

@@ -7,6 +7,7 @@ mod claim;
 mod conflicts;
 mod controls;
 mod dedupe;
+mod destinations;
 mod guard;
 mod handlers;
 mod identify;
@@ -33,7 +34,7 @@ use std::{
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
 use self::{
-    answers::Answers, conflicts::Conflicts, repeats::Repeats, shared_units::SharedUnits,
+    answers::Answers, conflicts::Conflicts, destinations::Destinations, repeats::Repeats, shared_units::SharedUnits,
     transaction_use::TransactionUse,
 };
 pub use self::{
@@ -62,7 +63,7 @@ use crate::{
     hash::{HashRules, PayloadHash},
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
-    outbox::{DestinationId, PublishRules, Seal},
+    outbox::{PublishRules, Seal},
     outcome::{Decision, Failure},
     source::Attached,
     spawn,
@@ -129,8 +130,7 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) publishing: PublishRules,
     /// The seal of results.
     seal: Option<Arc<dyn Seal>>,
-    /// The ids of the destinations, in the order of the rules. Known once the consumer is registered.
-    destinations: OnceLock<Vec<DestinationId>>,
+    destinations: Destinations,
     /// Notified after each commit of a unit that handed something in; a relay in this process waits for it.
     pub(crate) published: Arc<Notify>,
     registered: OnceCell<Registered>,
@@ -354,14 +354,13 @@ impl<S: Store> Inner<S> {
         }
         // Building has refused a store without one.
         let outbox = self.store.outbox().ok_or(StoreError::Unsupported { what: "publish events" })?;
-        let ids = outbox.declare(&self.publishing.destinations).await?;
-        if ids.len() != self.publishing.destinations.len() {
+        let declared = outbox.declare(&self.publishing.destinations).await?;
+        if declared.len() != self.publishing.destinations.len() {
             let what =
                 "intern destinations: it answered with another number, which breaks the contract of Outbox::declare";
             return Err(StoreError::Unsupported { what });
         }
-        // Set once: this runs under the cell of the registration.
-        let _ = self.destinations.set(ids);
+        self.destinations.were_declared(declared);
         Ok(())
     }
 

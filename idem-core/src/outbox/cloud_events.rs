@@ -69,6 +69,12 @@ impl CloudEvents {
         Self { is_structured: true, source: None }
     }
 
+    /// Whether events are sent in structured mode.
+    #[must_use]
+    pub const fn is_structured(&self) -> bool {
+        self.is_structured
+    }
+
     /// Sets the `source` of events, a URI reference. Defaults to `/idem/<tenant>/<consumer>`, percent-encoded, and
     /// `/idem/<consumer>` where there is only one tenant.
     ///
@@ -171,20 +177,48 @@ fn members(attributes: &[(&str, String)]) -> String {
 }
 
 fn structured(event: &OutgoingEvent, attributes: &[(&str, String)]) -> Bytes {
-    let kind = event.content_type.as_deref().map(|kind| kind.split(';').next().unwrap_or_default().trim());
-    // Without a media type the data of this format is JSON.
-    let says_json = kind.is_none_or(|kind| kind.eq_ignore_ascii_case("application/json") || kind.ends_with("+json"));
-    let text = std::str::from_utf8(&event.payload).ok();
-    let data = match text {
-        Some("") => String::new(),
-        // Unchanged, so that numbers keep their digits.
-        Some(text) if says_json && serde_json::from_str::<IgnoredAny>(text).is_ok() => format!(",\"data\":{text}"),
-        Some(text) if kind.is_some_and(|kind| kind.starts_with("text/")) => {
-            format!(",\"data\":{}", serde_json::Value::from(text))
-        }
-        Some(_) | None => format!(",\"data_base64\":\"{}\"", base64(&event.payload)),
+    let data = match Data::of(event.content_type.as_deref(), &event.payload) {
+        Data::Nothing => String::new(),
+        Data::Json(text) => format!(",\"data\":{text}"),
+        Data::Text(text) => format!(",\"data\":{}", serde_json::Value::from(text)),
+        Data::Bytes => format!(",\"data_base64\":\"{}\"", base64(&event.payload)),
     };
     format!("{{{}{data}}}", members(attributes)).into()
+}
+
+/// How many bytes the payload has in structured mode at least, without the attributes.
+pub(super) fn structured_bytes(content_type: Option<&str>, payload: &[u8]) -> usize {
+    match Data::of(content_type, payload) {
+        // Text may grow by what is escaped in it.
+        Data::Nothing | Data::Json(_) | Data::Text(_) => payload.len(),
+        Data::Bytes => payload.len().div_ceil(3) * 4,
+    }
+}
+
+/// How a payload stands in structured mode.
+enum Data<'p> {
+    Nothing,
+    /// Unchanged, so that numbers keep their digits.
+    Json(&'p str),
+    /// As a string.
+    Text(&'p str),
+    /// In base64.
+    Bytes,
+}
+
+impl<'p> Data<'p> {
+    fn of(content_type: Option<&str>, payload: &'p [u8]) -> Self {
+        let kind = content_type.map(|kind| kind.split(';').next().unwrap_or_default().trim());
+        // Without a media type the data of this format is JSON.
+        let says_json =
+            kind.is_none_or(|kind| kind.eq_ignore_ascii_case("application/json") || kind.ends_with("+json"));
+        match std::str::from_utf8(payload).ok() {
+            Some("") => Self::Nothing,
+            Some(text) if says_json && serde_json::from_str::<IgnoredAny>(text).is_ok() => Self::Json(text),
+            Some(text) if kind.is_some_and(|kind| kind.starts_with("text/")) => Self::Text(text),
+            Some(_) | None => Self::Bytes,
+        }
+    }
 }
 
 /// RFC 4648, with padding.

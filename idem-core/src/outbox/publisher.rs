@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{relay::EVENT_RETRY, rows::OutgoingEvent};
+use super::{limits::DestinationLimits, relay::EVENT_RETRY, rows::OutgoingEvent};
 use crate::{
     error::{BoxError, SourceError},
     retry::RetryPolicy,
@@ -132,6 +132,15 @@ pub trait EventPublisher: Send + Sync + 'static {
     /// A call that has not returned within five seconds is dropped.
     async fn look(&self) -> Result<(), EventError> {
         Ok(())
+    }
+
+    /// What the destination is and takes, which workers that have no relay then know too: they refuse an event in its handler's
+    /// transaction that could never be sent. A relay asks once, at its start. Defaults to nothing.
+    ///
+    /// # Cancel safety
+    /// A call that has not returned within five seconds is dropped.
+    async fn limits(&self) -> Option<DestinationLimits> {
+        None
     }
 
     /// Drops the events that a client library would still send on its own after the call was dropped.

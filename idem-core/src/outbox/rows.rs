@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{RECEIVER_KEEPS, event::Destination, result::ResultBody};
+use super::{RECEIVER_KEEPS, event::Destination, limits::DestinationLimits, result::ResultBody};
 use crate::{
     error::StoreError,
     hash::PayloadHash,
@@ -26,6 +26,29 @@ pub struct DestinationId(pub i32);
 impl fmt::Display for DestinationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The row of a destination, as who declares it gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Declared {
+    /// Its id.
+    pub id: DestinationId,
+    /// What it takes, as its last relay knew; `None` if no relay has said it yet.
+    pub limits: Option<DestinationLimits>,
+}
+
+impl Declared {
+    /// A destination of which only the id is known.
+    #[must_use]
+    pub const fn new(id: DestinationId) -> Self {
+        Self { id, limits: None }
+    }
+
+    setters! {
+        /// Sets what it takes.
+        limits: Option<DestinationLimits>,
     }
 }
 
@@ -311,18 +334,22 @@ pub struct LeaseRequest<'r> {
     /// How long the destination's receivers recognise a copy, by this relay's [route](super::Route::receiver_keeps). The commands of
     /// an operator go by the last one.
     pub receiver_keeps: Duration,
+    /// What the destination takes, as this relay's publisher knows. Workers go by the last one.
+    pub limits: Option<&'r DestinationLimits>,
 }
 
 impl<'r> LeaseRequest<'r> {
     /// A request for this long, with the default time of receivers.
     #[must_use]
     pub fn new(relay: &'r str, time: Duration) -> Self {
-        Self { relay, time, receiver_keeps: RECEIVER_KEEPS }
+        Self { relay, time, receiver_keeps: RECEIVER_KEEPS, limits: None }
     }
 
     setters! {
         /// Sets how long receivers recognise a copy.
         receiver_keeps: Duration,
+        /// Sets what the destination takes.
+        limits: Option<&'r DestinationLimits>,
     }
 }
 
@@ -364,6 +391,8 @@ pub struct OutboxBacklog {
     pub first_sent_ago: Option<Duration>,
     /// How long its receivers recognise a copy, as the last relay had it; [`RECEIVER_KEEPS`] before the first one.
     pub receiver_keeps: Duration,
+    /// What it takes, as the last relay knew; `None` if no relay has said it yet.
+    pub limits: Option<DestinationLimits>,
     /// The name of the relay that has it now; `None` if none has.
     pub relayed_by: Option<String>,
     /// Whether an operator has paused it.
@@ -384,6 +413,7 @@ impl OutboxBacklog {
             oldest: None,
             first_sent_ago: None,
             receiver_keeps: RECEIVER_KEEPS,
+            limits: None,
             relayed_by: None,
             is_paused: false,
         }
@@ -490,16 +520,16 @@ pub trait Outbox: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Registers destinations and returns their ids, in order. A known destination keeps its form of ids.
+    /// Registers destinations and returns the row of each, in order. A known destination keeps its form of ids.
     ///
     /// # Errors
     /// [`StoreError::Refused`] if a destination was declared with another form of ids.
-    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError>;
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError>;
 
-    /// Takes or renews the lease of a destination, by the database's clock, and notes how long its receivers recognise a copy. If it is
-    /// renewed or taken over after it ran out, any event that could go by then and has no outcome may have been sent. A lease that ends in
-    /// more than two minutes was given by a clock that was ahead, and keeps no other relay away. Of a destination that was paused since,
-    /// the lease is renewed as long as it runs, because its relay may have events in hand.
+    /// Takes or renews the lease of a destination, by the database's clock, and notes how long its receivers recognise a copy and what it
+    /// takes. If it is renewed or taken over after it ran out, any event that could go by then and has no outcome may have been sent. A
+    /// lease that ends in more than two minutes was given by a clock that was ahead, and keeps no other relay away. Of a destination that
+    /// was paused since, the lease is renewed as long as it runs, because its relay may have events in hand.
     async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError>;
 
     /// Ends a lease before its time, if the relay has it.

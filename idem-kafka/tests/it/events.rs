@@ -5,7 +5,7 @@ use std::time::Duration;
 use idem_core::{
     Bytes, KeySource, Message, OrderingKey,
     key::{JsonMember, default_key_source},
-    outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
+    outbox::{CloudEvents, DestinationLimits, EventError, EventPublisher, OutgoingEvent},
 };
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 use idem_testkit::outgoing_event;
@@ -145,6 +145,20 @@ async fn o8_an_event_that_is_too_large_is_told_from_the_others() {
     let mut sent: Vec<_> = (0..20).map(|number| format!("event-{number}")).collect();
     sent.sort();
     assert_eq!(keys, sent);
+}
+
+/// O107: what the library refuses before it asks any broker, workers that have no relay learn from the destination's row.
+#[tokio::test(flavor = "multi_thread")]
+async fn o107_a_relay_leaves_what_the_library_takes() {
+    let topic = Topic::new(1).await;
+    let options = KafkaOptions::new(&*BROKERS, "purchases", "ledger").set("message.max.bytes", "5000");
+    let publisher = KafkaPublisher::new(&options, &topic.name).unwrap();
+    assert_eq!(publisher.limits().await, Some(DestinationLimits::new("kafka").message_bytes_max(Some(5_000))));
+    // It would become far smaller on its way.
+    let answers = publish(&publisher, &[outgoing_event("too-large", "x".repeat(5_001))]).await;
+    assert!(matches!(&answers[0], Err(EventError::DoesNotFit { .. })), "{answers:?}");
+    let structured = publisher.cloud_events(CloudEvents::structured());
+    assert!(structured.limits().await.is_some_and(|limits| limits.is_structured));
 }
 
 /// A topic that is not there concerns all of its events, and charges none.

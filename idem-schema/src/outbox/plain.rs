@@ -67,8 +67,8 @@ impl PlainWriter {
             driver.rows(doing, &sql.insert_consumer, &parameters).await?;
         }
         let scope = scope.ok_or_else(|| StoreError::unavailable(doing, "another start was first each time"))?;
-        let ids = SqlOutbox::new(Arc::clone(driver)).declare(&destinations).await?;
-        Ok(Self { scope, destinations: destinations.into_iter().zip(ids).collect() })
+        let declared = SqlOutbox::new(Arc::clone(driver)).declare(&destinations).await?;
+        Ok(Self { scope, destinations: destinations.into_iter().zip(declared.into_iter().map(|row| row.id)).collect() })
     }
 
     /// The row of an event under a key of the writer's own.

@@ -17,21 +17,25 @@ statements! {
 SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = pg_catalog.to_regclass('{schema}.outbox')::oid
     AND t.tgname::text = 'outbox_to_cdc'::text AND t.tgenabled::text IN ('O'::text, 'A'::text)) AS is_external";
 
-    /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`.
-    select_destination: "SELECT id, id_form FROM {schema}.outbox_destinations WHERE name = $1::text";
+    /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`, `kind text` and `message_bytes_max
+    /// int8`, NULL where no relay has said them, `is_structured bool`.
+    select_destination: "\
+SELECT id, id_form, kind, message_bytes_max, is_structured FROM {schema}.outbox_destinations WHERE name = $1::text";
 
     /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`, 3 the [numbers](idem_core::store::Interned) that
-    /// it may have `int8[]`. Result, no row where another was first: `id int4`, `id_form text`.
+    /// it may have `int8[]`. Result, no row where another was first, else as of
+    /// `select_destination`.
     insert_destination: "\
 INSERT INTO {schema}.outbox_destinations (id, name, id_form) OVERRIDING SYSTEM VALUE
 SELECT free.id::int4, $1::text, $2::text FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS free (id, place)
 WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
-ON CONFLICT DO NOTHING RETURNING id, id_form";
+ON CONFLICT DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`, 4 for how many µs receivers recognise a
-    /// copy `int8`. Result, one row: `mine bool`, `paused bool`, `left` in µs or NULL. A lease that ends in more than two minutes was
-    /// given by a clock that was ahead. One of a destination that was paused since is renewed as long as it runs. Events whose numbers another server, or another sequence, has drawn may all have been sent,
-    /// and begin anywhere: the backup that was restored may be older than any lease.
+    /// copy `int8`, and what it takes: 5 kind `text` and 6 bytes of a message `int8`, or NULL, 7 whether it is structured `bool`. Result,
+    /// one row: `mine bool`, `paused bool`, `left` in µs or NULL. A lease that ends in more than two minutes was given by a clock that was
+    /// ahead. One of a destination that was paused since is renewed as long as it runs. Events whose numbers another server, or another
+    /// sequence, has drawn may all have been sent, and begin anywhere: the backup that was restored may be older than any lease.
     lease: "\
 WITH leased AS (
     UPDATE {schema}.outbox_destinations AS d
@@ -40,6 +44,7 @@ WITH leased AS (
             WHEN d.relayed_by <> $2::text OR d.relayed_until <= now.at THEN least(d.relayed_until, now.at)
             ELSE d.relay_lost_at END,
         receiver_keeps = $4::int8::float8 * interval '1 microsecond',
+        kind = $5::text, message_bytes_max = $6::int8, is_structured = $7::bool,
         pending_from = CASE WHEN d.numbers_of <> now.numbers_of THEN 0::int8 ELSE d.pending_from END,
         numbers_of = now.numbers_of
     FROM (SELECT pg_catalog.clock_timestamp() AS at, pg_catalog.concat(pg_catalog.split_part({schema}.server_identity(), ', up since', 1),
@@ -83,10 +88,11 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// The waiting events. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names:
     /// `id int4`, `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`,
-    /// `oldest`, `first_sent_ago` and `receiver_keeps` in µs or NULL.
+    /// `oldest`, `first_sent_ago` and `receiver_keeps` in µs or NULL, and what it takes as in `select_destination`.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     (extract(epoch FROM d.receiver_keeps) * 1000000::numeric)::int8 AS receiver_keeps,
+    d.kind, d.message_bytes_max, d.is_structured,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
     n.pending, n.waiting, n.failed, n.behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,

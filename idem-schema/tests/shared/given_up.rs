@@ -19,7 +19,7 @@ pub(crate) async fn nothing_piles_up(
     mut blocker: impl AsyncFnMut(&'static str),
     until: impl AsyncFnOnce(String),
 ) {
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     blocker("BEGIN; SELECT FROM outbox_destinations FOR UPDATE").await;
     let event = outgoing_event("event-1", "");
     let ends = [(&event, EventEnd::Published)];

@@ -7,10 +7,10 @@ use idem_core::{
     CancellationToken, DedupConsumer, Effects, Event, HandlerError, KeySource, Message, OrderingKey, Relay, Store as _,
     Tx, handler_fn,
     key::default_key_source,
-    outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
+    outbox::{CloudEvents, DestinationLimits, EventError, EventPublisher, OutgoingEvent},
 };
 use idem_sqs::SqsPublisher;
-use idem_testkit::{MemoryStore, message, outgoing_event};
+use idem_testkit::{MemoryStore, message, outgoing_event, sqs::QueueOptions};
 
 use crate::{
     member::{join, within},
@@ -168,6 +168,32 @@ async fn o8_events_that_sqs_cannot_take_are_told_from_the_others() {
         }
         queue.until_counts([41, 0, 0]).await;
     }
+}
+
+/// O107: workers that have no relay learn from the destination's row what the queue takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn o107_a_relay_leaves_what_a_queue_takes() {
+    let old = QueueOptions { message_bytes_max: 256 << 10, ..QueueOptions::default() };
+    let queue = Server::fake().await.queue_with("", old).await;
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap().cloud_events(CloudEvents::structured());
+    let store = Arc::new(MemoryStore::new());
+    let outbox = store.outbox().unwrap();
+    assert_eq!(outbox.declare(&[queue.url.as_str().into()]).await.unwrap()[0].limits, None);
+    let relay = Relay::builder(store.outbox().unwrap()).to(&queue.url, publisher).build().unwrap();
+    let stop = CancellationToken::new();
+    let run = tokio::spawn(relay.run(stop.clone().cancelled_owned()));
+    let limits = within("the limits", async {
+        loop {
+            if let Some(limits) = outbox.declare(&[queue.url.as_str().into()]).await.unwrap().remove(0).limits {
+                break limits;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(limits, DestinationLimits::new("sqs").message_bytes_max(Some(256 << 10)).is_structured(true));
+    stop.cancel();
+    run.await.unwrap().unwrap();
 }
 
 /// O72: a message's trace, which its producer wrote, takes no room that the event needs: SQS takes ten attributes, of which six are a

@@ -108,6 +108,13 @@ impl Books {
         true
     }
 
+    /// A consumer is bound by its next start.
+    pub(super) fn rebind(&mut self, consumer: &ConsumerName) {
+        if let Some(Binding { bound_to, handler, key_rules, hash_rules, .. }) = self.bindings.get_mut(consumer) {
+            [bound_to, handler, key_rules, hash_rules].into_iter().for_each(String::clear);
+        }
+    }
+
     /// A new consumer under the first name of another one would give the same ids to its events (O37).
     fn check_first_name(&self, name: &ConsumerName) -> Result<(), StoreError> {
         let mut renamed = self.first_names.iter().filter(|(now, first)| *first == name && *now != name);

@@ -96,6 +96,8 @@ pub enum Defect {
     EventsOvertake,
     /// Every relay gets the lease of a destination.
     LeasesToAll,
+    /// What a destination takes is not noted (O107).
+    ForgetsLimits,
     /// A commit keeps the records and effects and loses the events.
     LosesEvents,
     /// The relay reads on from the last number it saw (O5).

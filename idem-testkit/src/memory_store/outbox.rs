@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, OrderingKey, ResultBody, StoreError, Tenant,
     outbox::{
-        DestinationId, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult, LeaseRequest, Leased,
-        NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
+        Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult,
+        LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
+        UNDER_WAY,
     },
     store::{Interned, ScopeId},
 };
@@ -91,6 +92,7 @@ struct DestinationRow {
     /// When the lease last ran out that another relay then took over.
     lost_at: Option<SystemTime>,
     receiver_keeps: Duration,
+    limits: Option<DestinationLimits>,
     is_paused: bool,
 }
 
@@ -162,7 +164,7 @@ impl Events {
         self.destinations.get_mut(&id)
     }
 
-    fn declare(&mut self, declared: &Destination) -> Result<DestinationId, StoreError> {
+    fn declare(&mut self, declared: &Destination) -> Result<Declared, StoreError> {
         let known = self.destinations.iter().find(|(_, row)| row.name == declared.name);
         if let Some((_, row)) = known
             && row.id_form != declared.id_form
@@ -175,17 +177,17 @@ impl Events {
                 "Give it the form it has: under another one its receivers would take copies for new events".to_owned();
             return Err(StoreError::Refused { problem, cure });
         }
-        if let Some((id, _)) = known {
-            return Ok(*id);
+        if let Some((id, row)) = known {
+            return Ok(Declared::new(*id).limits(row.limits.clone()));
         }
         let numbers = Interned::Destination.numbers(&[&declared.name]).map(DestinationId);
         let free = numbers.into_iter().find(|id| !self.destinations.contains_key(id));
         let id = free.ok_or(StoreError::Unsupported { what: "number so many destinations" })?;
         let (name, id_form) = (declared.name.clone(), declared.id_form);
         let (relay, lost_at, receiver_keeps) = (None, None, RECEIVER_KEEPS);
-        let row = DestinationRow { name, id_form, relay, lost_at, receiver_keeps, is_paused: false };
+        let row = DestinationRow { name, id_form, relay, lost_at, receiver_keeps, limits: None, is_paused: false };
         self.destinations.insert(id, row);
-        Ok(id)
+        Ok(Declared::new(id))
     }
 
     fn lost_at(&self, id: DestinationId) -> Option<SystemTime> {
@@ -305,6 +307,7 @@ impl Events {
             let mut backlog = OutboxBacklog::new(row.name.clone(), id);
             backlog.is_paused = row.is_paused;
             backlog.receiver_keeps = row.receiver_keeps;
+            backlog.limits.clone_from(&row.limits);
             backlog.relayed_by = row.relay.as_ref().filter(|(_, until)| *until > now).map(|(relay, _)| relay.clone());
             let own = |row: &&EventRow| {
                 row.event.destination == id && scopes.is_none_or(|scopes| scopes.contains(&row.event.scope))
@@ -426,14 +429,15 @@ const LEASE_MAX: Duration = Duration::from_secs(120);
 
 #[async_trait]
 impl Outbox for MemoryOutbox {
-    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
         let declare = |state: &mut State| destinations.iter().map(|one| state.events.declare(one)).collect();
         self.book("declaring destinations", declare).await?
     }
 
     async fn lease(&self, destination: DestinationId, request: LeaseRequest<'_>) -> Result<Leased, StoreError> {
-        let LeaseRequest { relay, time, receiver_keeps, .. } = request;
+        let LeaseRequest { relay, time, receiver_keeps, limits, .. } = request;
         let everybodys = self.has(Defect::LeasesToAll);
+        let limits = limits.filter(|_| !self.has(Defect::ForgetsLimits));
         let lease = |state: &mut State| {
             let now = state.now();
             // An undeclared destination has no relay.
@@ -443,7 +447,7 @@ impl Outbox for MemoryOutbox {
                     && by == relay
                     && *until > now
                 {
-                    (*until, row.receiver_keeps) = (now + time, receiver_keeps);
+                    (*until, row.receiver_keeps, row.limits) = (now + time, receiver_keeps, limits.cloned());
                 }
                 return Leased::Paused;
             }
@@ -457,7 +461,7 @@ impl Outbox for MemoryOutbox {
                         .filter(|(other, until)| other != relay || *until <= now)
                         .map_or(row.lost_at, |(_, until)| Some((*until).min(now)));
                     row.relay = Some((relay.to_owned(), now + time));
-                    row.receiver_keeps = receiver_keeps;
+                    (row.receiver_keeps, row.limits) = (receiver_keeps, limits.cloned());
                     Leased::Mine
                 }
             }

@@ -66,6 +66,11 @@ impl MemoryStore {
         self.shared.state().books.rename(from, to, self.shared.defect)
     }
 
+    /// Forgets what a consumer is bound to, as `idem consumers rebind` does it: its next start binds it anew.
+    pub fn rebind(&self, consumer: &ConsumerName) {
+        self.shared.state().books.rebind(consumer);
+    }
+
     /// Forgets the record of a key, as an operator does so that its message takes effect again, and empties every cache
     /// of committed keys; its answer goes with it. Answers whether there was one.
     pub fn forget(&self, scope: ScopeId, key: &IdempotencyKey) -> bool {

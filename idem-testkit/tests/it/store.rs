@@ -185,6 +185,7 @@ mod broken {
             events::o15_two_scopes_and_two_destinations_with_one_key_are_four_events;
         lets_followers_overtake: EventsOvertake by relays::what_waits_holds_its_ordering_key_back,
             relays::what_failed_waits_for_an_operator;
+        forgets_limits: ForgetsLimits by limits::o107_an_event_that_never_fits_fails_its_message;
         leases_to_all: LeasesToAll by relays::one_relay_at_a_time_has_a_destination;
         loses_events: LosesEvents by events::append_is_atomic_with_the_record;
         puts_events_outside: PutsEventsOutside by events::o1_append_of_a_rolled_back_unit_leaves_nothing;

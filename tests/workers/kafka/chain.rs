@@ -1,6 +1,6 @@
 //! Two workers in a row, with a topic between them.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use idem_testkit::idem_core::failpoint;
 use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
@@ -44,6 +44,10 @@ impl Link for Chain {
         let topic = &self.accounts.topic.name;
         let more = ["--reset", "earliest", "--announce", topic, "--batch", "20", "--attempts", "100"];
         self.shop.start_armed(&more, armed)
+    }
+
+    fn start_accounts_armed(&self, armed: &str) -> Worker {
+        self.accounts.start_armed(&["--reset", "earliest", "--attempts", "100"], armed)
     }
 
     async fn send(&self, numbers: Range<i64>) {
@@ -91,15 +95,23 @@ async fn o2_o3_o9_a_chain_outlives_its_servers() {
     chain.accounts.remove().await;
 }
 
-/// The places where a worker dies that publishes; each takes the time in which its group misses a member. Without `--all` the one that
-/// leaves copies.
+/// The places where a worker dies that publishes, and two where the one behind it dies, too; each takes the time in which its group
+/// misses a member. Without `--all` those that leave copies, at the topic or to the second worker, and the append.
 #[cfg(feature = "failpoints")]
 #[tokio::test(flavor = "multi_thread")]
 async fn o45_workers_die_at_each_failpoint() {
+    use failpoint::{APPENDED, COMMIT_OK, GUARD, RELAY_CONFIRMED, RELAY_SETTLED, RELAY_TAKEN};
     let chain = Chain { shop: Fixture::new("shop", 2).await, accounts: Fixture::new("accounts", 1).await };
-    let all = [failpoint::RELAY_CONFIRMED, failpoint::APPENDED, failpoint::RELAY_TAKEN, failpoint::RELAY_SETTLED];
-    let points = &all[..usize::try_from(count(4, 1)).expect("a count")];
-    shared_chain::o45_workers_die_at_each_failpoint(&chain, points.iter().copied()).await;
+    let all = [RELAY_CONFIRMED, APPENDED, COMMIT_OK, GUARD, RELAY_TAKEN, RELAY_SETTLED];
+    let points = &all[..usize::try_from(count(6, 3)).expect("a count")];
+    let copies = shared_chain::o45_workers_die_at_each_failpoint(&chain, points.iter().copied()).await;
+    let sent = ids(&chain.accounts.topic).await;
+    let sent_again = sent.len() - sent.iter().collect::<BTreeSet<_>>().len();
+    assert!(sent_again > 0, "the relay that died has sent nothing twice, so this has shown nothing");
+    assert!(
+        copies > sent_again,
+        "the second worker came to nothing again that it had committed: {copies}, {sent_again}"
+    );
     chain.shop.remove().await;
     chain.accounts.remove().await;
 }

@@ -29,12 +29,8 @@ pub(crate) trait Link {
     fn start_shop(&self, more: &[&str]) -> Worker;
     fn start_accounts(&self, more: &[&str]) -> Worker;
     /// The same with this failpoint armed.
-    fn start_shop_armed(&self, _armed: &str) -> Worker {
-        unreachable!("this chain's workers are not killed at failpoints")
-    }
-    fn start_accounts_armed(&self, _armed: &str) -> Worker {
-        unreachable!("this chain's workers are not killed at failpoints")
-    }
+    fn start_shop_armed(&self, armed: &str) -> Worker;
+    fn start_accounts_armed(&self, armed: &str) -> Worker;
     async fn send(&self, numbers: Range<i64>);
     /// How many events have come to the destination, copies too, as far as it still knows.
     async fn arrived(&self) -> usize;
@@ -186,11 +182,12 @@ pub(crate) fn points_of_a_chain() -> impl Iterator<Item = &'static str> {
 }
 
 /// O45: the first worker dies at each of these failpoints, the second one at those that it passes. Both ledgers are exact, by the
-/// ids that the outbox had, and the kill between confirmation and note has made copies.
+/// ids that the outbox had, and the kill between confirmation and note has made copies. Answers how many messages the second worker
+/// knew when it had died for the last time.
 pub(crate) async fn o45_workers_die_at_each_failpoint(
     link: &impl Link,
     points: impl IntoIterator<Item = &'static str>,
-) {
+) -> usize {
     let (first, wave) = (count(1_000, 200), count(200, 30));
     raw_sql(WATCHED).execute(link.shop().pool()).await.expect("the outbox is watched");
     link.send(0..first).await;
@@ -225,6 +222,7 @@ pub(crate) async fn o45_workers_die_at_each_failpoint(
     let copies = accounts.stop().await.count("duplicates") + last.count("duplicates");
     assert!(copies > 0, "no copy came, so this has shown nothing: {}", last.log);
     exact(link, sent).await;
+    usize::try_from(copies).expect("a count")
 }
 
 const SIGABRT: i32 = 6;

@@ -111,6 +111,7 @@ async fn the_charge_is_proved_and_the_provider_charged_once() {
         .consumer(|consumer| consumer.effects(Effects::Outside).handler_deadline(Duration::from_secs(5)))
         .messages(messages);
     let proven = proof.run().await.unwrap_or_else(|error| panic!("{error}"));
+    println!("{proven}");
     assert!(proven.kills > 20, "{proven}");
     assert!(
         provider.charges().len() == 3 && provider.charges().values().all(|charges| *charges == 1),

@@ -73,6 +73,8 @@ fn of_destination(backlog: &OutboxBacklog, paused: &Table) -> Row {
         ("oldest", backlog.oldest.map(span).into()),
         ("first_sent", backlog.first_sent_ago.map(span).into()),
         ("receiver_keeps", span(backlog.receiver_keeps).into()),
+        ("kind", backlog.limits.as_ref().map(|limits| limits.kind.as_str()).into()),
+        ("message_bytes_max", backlog.limits.as_ref().and_then(|limits| limits.message_bytes_max).into()),
         ("relayed_by", backlog.relayed_by.as_deref().into()),
         ("paused", backlog.is_paused.into()),
         ("paused_because", pauses.next().map_or(Value::Null, |pause| pause.get("because").clone())),

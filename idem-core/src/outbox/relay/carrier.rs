@@ -19,7 +19,8 @@ use crate::{
     error::StoreError,
     failpoint,
     outbox::{
-        DestinationId, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent, RelayStanding,
+        DestinationId, DestinationLimits, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent,
+        RelayStanding,
     },
     retry::RetryPolicy,
 };
@@ -117,7 +118,8 @@ impl Carrier {
             }
             self.wait(self.settings.poll_idle).await;
         };
-        let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease, self.route.receiver_keeps);
+        let (keeps, limits) = (self.route.receiver_keeps, self.limits().await);
+        let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease, keeps, limits);
         let mut had_it = false;
         while !self.stopping.stop.is_cancelled() {
             let wait = match lease.ask().await {
@@ -345,6 +347,16 @@ impl Carrier {
                 destination = &*self.line.destination, error = %refused,
                 "events would not get to their destination; they will wait in the outbox"
             );
+        }
+    }
+
+    /// What the publisher knows of its destination.
+    async fn limits(&self) -> Option<DestinationLimits> {
+        let asking = AssertUnwindSafe(async { self.route.publisher.limits().await }).catch_unwind();
+        tokio::select! {
+            biased;
+            asked = tokio::time::timeout(LOOKED_WITHIN, asking) => asked.ok()?.ok()?,
+            () = self.stopping.stop.cancelled() => None,
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::StoreError,
-    outbox::{DestinationId, LeaseRequest, Leased, Outbox},
+    outbox::{DestinationId, DestinationLimits, LeaseRequest, Leased, Outbox},
     spawn,
 };
 
@@ -19,6 +19,7 @@ pub(super) struct Lease {
     relay: Arc<str>,
     time: Duration,
     receiver_keeps: Duration,
+    limits: Option<DestinationLimits>,
     /// Until when the lease is certainly ours. Counted from before the request, so it ends here before it ends in the database.
     until: Mutex<Option<Instant>>,
 }
@@ -30,9 +31,10 @@ impl Lease {
         relay: &Arc<str>,
         time: Duration,
         receiver_keeps: Duration,
+        limits: Option<DestinationLimits>,
     ) -> Arc<Self> {
         let (outbox, relay) = (Arc::clone(outbox), Arc::clone(relay));
-        Arc::new(Self { outbox, destination, relay, time, receiver_keeps, until: Mutex::new(None) })
+        Arc::new(Self { outbox, destination, relay, time, receiver_keeps, limits, until: Mutex::new(None) })
     }
 
     fn set(&self, until: Option<Instant>) {
@@ -51,8 +53,12 @@ impl Lease {
         let asked_at = Instant::now();
         let (outbox, relay) = (Arc::clone(&self.outbox), Arc::clone(&self.relay));
         let (destination, time, keeps) = (self.destination, self.time, self.receiver_keeps);
+        let limits = self.limits.clone();
         // The waiting call may be dropped, but the statement on the connection runs to its end.
-        let ask = async move { outbox.lease(destination, LeaseRequest::new(&relay, time).receiver_keeps(keeps)).await };
+        let ask = async move {
+            let request = LeaseRequest::new(&relay, time).receiver_keeps(keeps).limits(limits.as_ref());
+            outbox.lease(destination, request).await
+        };
         let answer = spawn::finished(ask).await?;
         self.set(match &answer {
             Leased::Mine => Some(asked_at + self.time),

@@ -12,7 +12,7 @@ impl OutboxStatements {
         };
         Self {
             is_external: "".into(),
-            select_destination: text(r#"SELECT id, id_form FROM "{schema}_outbox_destinations" WHERE name = ?1"#),
+            select_destination: text(SELECT_DESTINATION),
             insert_destination: text(INSERT_DESTINATION),
             lease: text(LEASE),
             release: text(RELEASE),
@@ -38,20 +38,24 @@ impl OutboxStatements {
     }
 }
 
+const SELECT_DESTINATION: &str = r#"
+SELECT id, id_form, kind, message_bytes_max, is_structured FROM "{schema}_outbox_destinations" WHERE name = ?1"#;
+
 const INSERT_DESTINATION: &str = r#"
 INSERT INTO "{schema}_outbox_destinations" (id, name, id_form, created_at)
 SELECT free.id, ?1, ?2, ?4 FROM (SELECT asked.value AS id FROM json_each(?3) AS asked
     WHERE NOT EXISTS (SELECT 1 FROM "{schema}_outbox_destinations" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
-WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
+WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured"#;
 
 const LEASE: &str = r#"
-UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?5 + ?3,
-    relay_lost_at = iif(relayed_by <> ?2 OR relayed_until <= ?5, min(relayed_until, ?5), relay_lost_at), receiver_keeps = ?4
+UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?8 + ?3,
+    relay_lost_at = iif(relayed_by <> ?2 OR relayed_until <= ?8, min(relayed_until, ?8), relay_lost_at), receiver_keeps = ?4,
+    kind = ?5, message_bytes_max = ?6, is_structured = ?7
 WHERE id = ?1 AND iif(paused_at IS NULL,
-    relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?5 OR relayed_until > ?5 + 120000000,
-    relayed_by = ?2 AND relayed_until > ?5);
+    relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?8 OR relayed_until > ?8 + 120000000,
+    relayed_by = ?2 AND relayed_until > ?8);
 SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
-    max(relayed_until - ?5, 0) AS "left"
+    max(relayed_until - ?8, 0) AS "left"
 FROM "{schema}_outbox_destinations" WHERE id = ?1"#;
 
 const RELEASE: &str = r#"
@@ -138,9 +142,10 @@ DELETE FROM "{schema}_outbox" AS b WHERE {gone} AND b.destination = ?1"#;
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
 SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
-    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, receiver_keeps
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, receiver_keeps,
+    kind, message_bytes_max, is_structured
 FROM (WITH counted AS MATERIALIZED (
-    SELECT d.id, d.name, d.receiver_keeps, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
+    SELECT d.id, d.name, d.receiver_keeps, d.kind, d.message_bytes_max, d.is_structured, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
         SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
             ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))

@@ -124,7 +124,7 @@ async fn o39_a_crowd_behind_many_ordering_keys_is_let_go_a_part_at_a_time() {
     let fixture = Fixture::new().await;
     let outbox: Arc<dyn Outbox> = Arc::new(fixture.store.clone()).outbox().unwrap();
     fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     // Of each of forty keys one failed, and five hundred wait behind it.
     fixture
         .run("INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, ordering_key, state, payload)

@@ -127,7 +127,7 @@ async fn answers_are_removed_with_their_records() {
 async fn o23_followers_of_one_key_are_met_once() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     let rows = "
         INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, ordering_key, payload)
@@ -165,7 +165,7 @@ async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usi
          SELECT nextval('outbox_numbers'), (SELECT id FROM outbox_destinations), (SELECT id FROM consumers), gen_random_uuid(), 'k' || n, '', 'x' FROM generate_series(1, {events}) AS n"
     );
     fixture.run(&put).await;
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let mut gone = 0;
     while gone < events + there {
         let next = outbox.next(id, 2_000, 1_000_000).await.unwrap();
@@ -185,7 +185,7 @@ async fn pending_from(fixture: &Fixture) -> i64 {
 async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     published(&fixture, &outbox, 12_000).await;
     let before = pending_from(&fixture).await;
@@ -238,7 +238,7 @@ async fn o42_what_is_known_of_another_server_passes_nothing() {
 async fn o56_where_looks_begin_is_not_restored_with_the_outbox() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let lease = async || {
         outbox.lease(id, LeaseRequest::new("one", Duration::from_secs(60))).await.map(|leased| leased == Leased::Mine)
     };
@@ -268,7 +268,7 @@ async fn o56_where_looks_begin_is_not_restored_with_the_outbox() {
 async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     let mut connection = fixture.connect().await;
     for (key, of) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")] {
@@ -301,7 +301,7 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
 async fn o71_an_event_without_its_writers_row_stops_no_other() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let mut connection = fixture.connect().await;
     for (writer, key, order) in [("lost", "lost", "a"), ("known", "behind", "a"), ("known", "known", "b")] {
         let plain = fixture.store.plain_outbox(writer, ["payments"]).await.unwrap();
@@ -328,6 +328,7 @@ async fn o44_a_locked_destination_holds_no_other_back() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
     let ids = outbox.declare(&["locked".into(), "free".into()]).await.unwrap();
+    let ids = [ids[0].id, ids[1].id];
     let plain = fixture.store.plain_outbox("writer", ["locked", "free"]).await.unwrap();
     let mut connection = fixture.connect().await;
     for to in ["locked", "free"] {

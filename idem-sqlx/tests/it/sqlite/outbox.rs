@@ -49,7 +49,7 @@ async fn o38_looks_at_the_outbox_do_not_write() {
     let (file, store) = fresh().await;
     store.plain_outbox("billing", ["payments"]).await.unwrap();
     let outbox = Arc::clone(&store).outbox().unwrap();
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
     assert!(outbox.next(id, 10, 1_000).await.unwrap().is_empty());

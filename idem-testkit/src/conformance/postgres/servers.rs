@@ -110,7 +110,7 @@ pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: Postgre
     let orders = orders.handlers(subject.concurrency()).build().unwrap();
     let default = [("default_transaction_isolation", "serializable")];
     let outbox = Arc::new(subject.another(None, &default)).outbox().unwrap();
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0].id;
     assert_eq!(process(&orders, messages(&keys(2))).await, "PP");
     let all = outbox.next(id, 10, 1_000).await.unwrap();
     let failed = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };

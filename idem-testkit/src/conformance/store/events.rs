@@ -27,7 +27,7 @@ use crate::memory::{Broker, QueueOptions};
 type Announced = dyn Fn(&Message) -> Result<Vec<Event>, HandlerError> + Send + Sync;
 
 /// A handler that writes its effect and publishes what a function says.
-struct Announcer<T>(Arc<Announced>, PhantomData<fn() -> T>);
+pub(super) struct Announcer<T>(Arc<Announced>, PhantomData<fn() -> T>);
 
 impl<T: StoreUnderTest> Announcer<T> {
     async fn run(&self, message: &Message, tx: &mut Tx<'_, Seen<T>>) -> Result<(), HandlerError> {
@@ -58,13 +58,13 @@ impl<T: StoreUnderTest> BatchHandler<Seen<T>> for Announcer<T> {
 
 pub(super) const DESTINATIONS: [&str; 2] = ["payments", "https://example.com/hook?of=\"a\"&é"];
 
-fn announcer<T: StoreUnderTest>(
+pub(super) fn announcer<T: StoreUnderTest>(
     events: impl Fn(&Message) -> Result<Vec<Event>, HandlerError> + Send + Sync + 'static,
 ) -> Announcer<T> {
     Announcer(Arc::new(events), PhantomData)
 }
 
-fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>, name: &str) -> DedupConsumerBuilder<Seen<T>> {
+pub(super) fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>, name: &str) -> DedupConsumerBuilder<Seen<T>> {
     let builder = DedupConsumer::builder_shared(Arc::clone(&fixture.store), name).effects(Effects::InTransaction);
     builder.publishes_to(DESTINATIONS).keeps_results(1_000)
 }
@@ -79,7 +79,8 @@ pub(super) fn offers<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
 /// The outbox, with the ids of the destinations.
 pub(super) async fn outbox<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> (Arc<dyn Outbox>, Vec<DestinationId>) {
     let outbox = fixture.store.outbox().unwrap();
-    let ids = within("declaring destinations", outbox.declare(&DESTINATIONS.map(Into::into))).await.unwrap();
+    let declared = within("declaring destinations", outbox.declare(&DESTINATIONS.map(Into::into))).await.unwrap();
+    let ids: Vec<_> = declared.into_iter().map(|row| row.id).collect();
     assert_eq!(ids.len(), DESTINATIONS.len());
     (outbox, ids)
 }

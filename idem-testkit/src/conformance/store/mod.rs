@@ -62,6 +62,7 @@ pub mod failures;
 mod fixture;
 mod gate;
 pub mod keys;
+pub mod limits;
 pub mod lost_commits;
 mod observed;
 pub mod pipelined;
@@ -380,6 +381,9 @@ macro_rules! store_conformance {
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
+            }
+            limits {
+                o107_an_event_that_never_fits_fails_its_message,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

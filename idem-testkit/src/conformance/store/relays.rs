@@ -393,6 +393,7 @@ pub async fn a_destination_is_declared_once<T: StoreUnderTest>(subject: &T) {
     let (outbox, ids) = outbox(&fixture).await;
     let again = [DESTINATIONS[1], "third", DESTINATIONS[0]].map(Destination::from);
     let declared = within("declaring", outbox.declare(&again)).await.unwrap();
+    let declared: Vec<_> = declared.into_iter().map(|row| row.id).collect();
     assert_eq!((declared[0], declared[2]), (ids[1], ids[0]));
     assert!(!ids.contains(&declared[1]));
     let other = [Destination::new(DESTINATIONS[0]).id_form(IdForm::Hex32)];

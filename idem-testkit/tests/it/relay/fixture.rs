@@ -9,7 +9,10 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
-    outbox::{Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, RelayBuilder, StoredEvent},
+    outbox::{
+        DestinationLimits, Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, RelayBuilder,
+        StoredEvent,
+    },
 };
 use idem_testkit::{MemoryStore, message};
 use tokio::{
@@ -124,11 +127,18 @@ pub(crate) struct Topic {
     kept: Arc<Mutex<Kept>>,
     dispatch: Dispatch,
     takes: Duration,
+    bytes_max: Option<u64>,
 }
 
 impl Topic {
     pub(crate) fn new() -> Self {
-        Self { kept: Arc::default(), dispatch: Dispatch::Batches { events_max: 100 }, takes: Duration::from_millis(2) }
+        let dispatch = Dispatch::Batches { events_max: 100 };
+        Self { kept: Arc::default(), dispatch, takes: Duration::from_millis(2), bytes_max: None }
+    }
+
+    /// One that knows how large a message it takes.
+    pub(crate) fn of_bytes(bytes_max: u64) -> Self {
+        Self { bytes_max: Some(bytes_max), ..Self::new() }
     }
 
     pub(crate) fn each(at_once: usize) -> Self {
@@ -243,5 +253,9 @@ impl EventPublisher for Topic {
 
     fn dispatch(&self) -> Dispatch {
         self.dispatch
+    }
+
+    async fn limits(&self) -> Option<DestinationLimits> {
+        self.bytes_max.map(|bytes| DestinationLimits::new("topic").message_bytes_max(Some(bytes)))
     }
 }

@@ -4,6 +4,7 @@
 
 mod fixture;
 mod identity;
+mod limits;
 mod side_by_side;
 mod worker;
 
@@ -118,7 +119,7 @@ async fn a_publisher_that_hangs_is_given_up_at_the_deadline_and_its_lease_is_kep
 async fn o4_a_note_that_comes_late_brings_no_event_back() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
     fixture.commit_many("a", 0..3).await;
-    let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
+    let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0].id;
     // The events in the hands of a frozen relay.
     let taken = fixture.outbox().next(id, 10, 1 << 20).await.unwrap();
     let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
@@ -366,7 +367,7 @@ async fn o13_after_a_restore_what_was_published_comes_again_under_the_same_ids()
     sleep(Duration::from_secs(60)).await;
     fixture.store.go_back_to(&backup);
     let sent = topic.arrived().len();
-    let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
+    let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0].id;
     fixture.outbox().lease(id, LeaseRequest::new("the next", Duration::from_secs(1))).await.unwrap();
     assert!(fixture.store.events().iter().all(|(_, event)| event.first_sent_ago.is_some()));
     let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());

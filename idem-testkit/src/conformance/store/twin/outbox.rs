@@ -5,7 +5,8 @@ use std::{fmt::Write as _, sync::Arc};
 use idem_core::{
     ConsumerName, Destination, OrderingKey, StoreError,
     outbox::{
-        DestinationId, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        DestinationId, DestinationLimits, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutboxBacklog,
+        OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
     },
 };
 
@@ -29,8 +30,8 @@ pub(super) struct Declared {
 pub(super) async fn declare(outbox: &dyn Outbox, consumer: &str) -> Vec<Declared> {
     let names = ["one", "two"].map(|name| format!("{consumer} {name}"));
     let destinations = names.clone().map(Destination::new);
-    let ids = outbox.declare(&destinations).await.unwrap();
-    names.into_iter().zip(ids).map(|(name, id)| Declared { name, id }).collect()
+    let declared = outbox.declare(&destinations).await.unwrap();
+    names.into_iter().zip(declared).map(|(name, row)| Declared { name, id: row.id }).collect()
 }
 
 impl<T: StoreUnderTest> Side<'_, T> {
@@ -44,13 +45,15 @@ impl<T: StoreUnderTest> Side<'_, T> {
             OutboxStep::Declare { destination, form } => {
                 let mut again = Destination::new(&self.destination(*destination).name);
                 again.id_form = *form;
-                let ids = outbox.declare(&[again]).await?;
-                let known: Vec<_> = self.destinations.iter().map(|declared| ids.contains(&declared.id)).collect();
+                let again = outbox.declare(&[again]).await?[0].id;
+                let known: Vec<_> = self.destinations.iter().map(|declared| declared.id == again).collect();
                 format!("{known:?}")
             }
             OutboxStep::Lease { destination, relay, time, receiver_keeps } => {
                 let relay = relay_name(*relay);
-                let request = LeaseRequest::new(&relay, *time).receiver_keeps(*receiver_keeps);
+                let limits = DestinationLimits::new("sqs").message_bytes_max(Some(receiver_keeps.as_secs()));
+                let limits = (*receiver_keeps != RECEIVER_KEEPS).then_some(&limits);
+                let request = LeaseRequest::new(&relay, *time).receiver_keeps(*receiver_keeps).limits(limits);
                 match outbox.lease(self.destination(*destination).id, request).await? {
                     Leased::Others { left } => format!("leased by another one for {}", coarse(left)),
                     leased @ (Leased::Mine | Leased::Paused) => format!("{leased:?}"),
@@ -197,9 +200,9 @@ fn relay_name(number: usize) -> String {
 fn waiting(backlog: &OutboxBacklog) -> String {
     let OutboxBacklog { destination, pending, waiting, failed, behind, receiver_keeps, relayed_by, is_paused, .. } =
         backlog;
-    let (oldest, sent) = (backlog.oldest.map(coarse), backlog.first_sent_ago.map(coarse));
+    let (oldest, sent, limits) = (backlog.oldest.map(coarse), backlog.first_sent_ago.map(coarse), &backlog.limits);
     format!(
         "{destination:?}: pending {pending} waiting {waiting} failed {failed} behind {behind} oldest {oldest:?} sent {sent:?} \
-         keeps {receiver_keeps:?} relayed by {relayed_by:?} paused {is_paused}"
+         keeps {receiver_keeps:?} takes {limits:?} relayed by {relayed_by:?} paused {is_paused}"
     )
 }

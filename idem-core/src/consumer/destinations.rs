@@ -1,0 +1,98 @@
+//! [`Destinations`] of a consumer, and what they take, as their relays have left it in their rows: an event that none could ever send
+//! fails its message.
+
+use std::{
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Inner,
+    handlers::{HandlingError, TransactionState},
+    unit::answered,
+};
+use crate::{
+    dead_letter::Reason,
+    error::ErrorClass,
+    outbox::{Appended, Declared, DestinationId, DestinationLimits},
+    outcome::Failure,
+    store::Store,
+};
+
+/// For a payload of so many bytes the rows are read again where they were last read so long ago: a relay may have started since.
+const LARGE_BYTES: usize = 64 << 10;
+const READ_EVERY: Duration = Duration::from_secs(60);
+
+/// The destinations of a consumer, in the order of its rules.
+#[derive(Debug, Default)]
+pub(super) struct Destinations {
+    /// Their ids. Known once the consumer is registered.
+    ids: OnceLock<Vec<DestinationId>>,
+    limits: Mutex<Limits>,
+}
+
+/// What they take, as far as their relays had said it when their rows were last read, and when that was.
+#[derive(Debug, Default)]
+struct Limits {
+    all: Vec<Option<DestinationLimits>>,
+    read_at: Option<Instant>,
+}
+
+impl Destinations {
+    pub(super) fn ids(&self) -> &[DestinationId] {
+        self.ids.get().map_or(&[][..], Vec::as_slice)
+    }
+
+    /// Keeps what their rows say now. Ids follow from names, so that those of the first time stay.
+    pub(super) fn were_declared(&self, rows: Vec<Declared>) {
+        let _ = self.ids.set(rows.iter().map(|row| row.id).collect());
+        let all = rows.into_iter().map(|row| row.limits).collect();
+        *self.limits() = Limits { all, read_at: Some(Instant::now()) };
+    }
+
+    fn limits(&self) -> MutexGuard<'_, Limits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn are_to_be_read_for(&self, appended: &Appended) -> bool {
+        appended.events.iter().any(|event| event.payload.len() >= LARGE_BYTES)
+            && self.limits().read_at.is_none_or(|at| at.elapsed() >= READ_EVERY)
+    }
+}
+
+/// Refuses an event that no relay could ever send, by what the last one has left in the destination's row (O107). Before it does, the
+/// row is read again: somebody may have raised the limit since.
+pub(super) async fn fits<S: Store>(
+    inner: &Inner<S>,
+    appended: &Appended,
+    events_of: &[usize],
+) -> Result<(), HandlingError> {
+    if !inner.destinations.are_to_be_read_for(appended) && never_fits(inner, appended).is_none() {
+        return Ok(());
+    }
+    // Boxed, because it is rare and every unit's future would have room for it.
+    let declaring = answered(inner.settings.answer_timeout, "looking at destinations", Box::pin(inner.declare()));
+    declaring.await.map_err(HandlingError::Store)?;
+    let Some((place, text)) = never_fits(inner, appended) else { return Ok(()) };
+    let index = events_of.get(place).copied().unwrap_or_default();
+    let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+    Err(HandlingError::one(index, failure, TransactionState::Clean))
+}
+
+/// The first event that is too large for its destination, and what to do about it.
+fn never_fits<S: Store>(inner: &Inner<S>, appended: &Appended) -> Option<(usize, String)> {
+    let (ids, limits) = (inner.destinations.ids(), inner.destinations.limits());
+    appended.events.iter().enumerate().find_map(|(place, event)| {
+        let destination = ids.iter().position(|id| *id == event.destination)?;
+        let known = limits.all.get(destination)?.as_ref()?;
+        let (bytes, max) = (known.refuses(event)?, known.message_bytes_max?);
+        let (name, kind) = (&inner.publishing.destinations[destination].name, &known.kind);
+        let text = format!(
+            "the payload of an event has {bytes} bytes as it is sent, and destination {name:?} ({kind}) takes {max}, as its relay has \
+             found: publish less, or raise the limit there, start the relay again, and replay this message"
+        );
+        Some((place, text))
+    })
+}

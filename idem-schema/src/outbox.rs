@@ -316,10 +316,12 @@ fn outgoing(row: &Row) -> Result<OutgoingEvent, StoreError> {
             "Start the program that published it, which puts it back, then let the event go: idem outbox retry",
         )
     })?;
+    let derives_as = ConsumerName::new(row.get("derives_as")?).map_err(|_| damaged_in("consumers", "derives_as"))?;
     let key = IdempotencyKey::new(row.get("event_key")?).map_err(|_| damaged("event_key"))?;
     let payload = row.get::<Option<Vec<u8>>>("payload")?.unwrap_or_default();
     let number = EventNumber(row.get("number")?);
     let mut event = OutgoingEvent::new(number, consumer, key, payload.into(), row.instant("created_at")?);
+    event.derives_as = derives_as;
     event.tenant = row.get::<&str>("tenant")?.into();
     event.ordering_key = row.get::<Option<Vec<u8>>>("ordering_key")?.map(OrderingKey::new);
     event.event_type = row.get::<Option<&str>>("event_type")?.map(Into::into);

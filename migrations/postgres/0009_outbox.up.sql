@@ -87,8 +87,8 @@ CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, nu
 -- of it, and goes on to do so while the table grows under it. Compiling its plan takes several times as long as running it,
 -- and by the plan's cost the server would do so at each look.
 CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, bytes_max bigint)
-    RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, event_key text, ordering_key bytea,
-        event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
+    RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, derives_as text, event_key text,
+        ordering_key bytea, event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
         first_sent_ago bigint)
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
@@ -134,8 +134,8 @@ BEGIN
             sum(CASE WHEN j.is_behind THEN 0 ELSE j.bytes END) OVER up_to_it AS bytes_so_far
         FROM judged AS j WINDOW up_to_it AS (ORDER BY j.number)
     )
-    SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), o.event_key, o.ordering_key, o.event_type,
-        o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
+    SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), coalesce(c.derives_as, c.name, ''), o.event_key,
+        o.ordering_key, o.event_type, o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
         (extract(epoch FROM o.created_at) * 1000000)::bigint, o.attempts,
         (extract(epoch FROM clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
             coalesce(o.not_before, o.created_at), relay_lost_at)) * 1000000)::bigint

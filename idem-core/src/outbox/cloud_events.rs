@@ -70,7 +70,8 @@ impl CloudEvents {
     }
 
     /// Sets the `source` of events, a URI reference. Defaults to `/idem/<tenant>/<consumer>`, percent-encoded, and
-    /// `/idem/<consumer>` where there is only one tenant.
+    /// `/idem/<consumer>` where there is only one tenant. A consumer that was renamed keeps its first name there, from which the ids of
+    /// its events are derived: a copy that goes after that has the bytes of the one before.
     ///
     /// # Errors
     /// [`ConfigError`] if it is empty, longer than 500 bytes, or not a URI reference.
@@ -89,8 +90,8 @@ impl CloudEvents {
     pub fn attributes(&self, event: &OutgoingEvent) -> Vec<(&'static str, String)> {
         let Some(event_type) = &event.event_type else { return Vec::new() };
         let source = || match event.tenant.as_ref() {
-            "" => format!("/idem/{}", of_uri(event.consumer.as_str())),
-            tenant => format!("/idem/{}/{}", of_uri(tenant), of_uri(event.consumer.as_str())),
+            "" => format!("/idem/{}", of_uri(event.derives_as.as_str())),
+            tenant => format!("/idem/{}/{}", of_uri(tenant), of_uri(event.derives_as.as_str())),
         };
         let mut attributes = vec![
             ("specversion", "1.0".to_owned()),

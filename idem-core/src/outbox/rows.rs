@@ -215,6 +215,8 @@ pub struct OutgoingEvent {
     pub number: EventNumber,
     /// The consumer whose handler published it, or the writer of a plain outbox.
     pub consumer: ConsumerName,
+    /// The name from which its id is derived: the consumer's first one, where it was renamed since.
+    pub derives_as: ConsumerName,
     /// The tenant of that consumer's message; empty if there is only one tenant.
     pub tenant: Box<str>,
     /// The key by which its receivers know it.
@@ -256,6 +258,7 @@ impl OutgoingEvent {
     ) -> Self {
         Self {
             number,
+            derives_as: consumer.clone(),
             consumer,
             tenant: Box::default(),
             key,

@@ -60,11 +60,11 @@ WHERE id = $1::int4 AND relayed_by = $2::text";
 
     /// The next events that may go, and those before them that stand behind others. Parameters: 1 destination `int4`, 2 how many
     /// `int8`, 3 how many bytes `int8`. Result, in the order of `number int8`: `is_behind bool`, `tenant text`, `consumer_name
-    /// text`, `event_key text`, `ordering_key bytea`, `event_type text`, `content_type text`, `headers text`, `payload bytea`,
-    /// NULL where it is behind, `created_at` in µs since the Unix epoch, `attempts int4`, `first_sent_ago` in µs or NULL.
+    /// text`, `derives_as text`, `event_key text`, `ordering_key bytea`, `event_type text`, `content_type text`, `headers text`,
+    /// `payload bytea`, NULL where it is behind, `created_at` in µs since the Unix epoch, `attempts int4`, `first_sent_ago` in µs or NULL.
     next_events: "\
-SELECT number, is_behind, tenant, consumer_name, event_key, ordering_key, event_type, content_type, headers, payload, created_at,
-    attempts, first_sent_ago
+SELECT number, is_behind, tenant, consumer_name, derives_as, event_key, ordering_key, event_type, content_type, headers, payload,
+    created_at, attempts, first_sent_ago
 FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. Result, one row: `marked int8`.
@@ -98,8 +98,8 @@ ORDER BY d.name";
     /// that of `next_events` with a payload that is always NULL, and `destination text`, `payload_bytes int8`, `state int4`,
     /// `error text`, `not_before` in µs since the Unix epoch or NULL.
     list_events: "\
-SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name, o.event_key, o.ordering_key,
-    o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
+SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name,
+    coalesce(c.derives_as, c.name, '') AS derives_as, o.event_key, o.ordering_key, o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
     (extract(epoch FROM o.created_at) * 1000000::numeric)::int8 AS created_at, o.attempts,
     (extract(epoch FROM pg_catalog.clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
         coalesce(o.not_before, o.created_at), d.relay_lost_at)) * 1000000::numeric)::int8 AS first_sent_ago,

@@ -108,6 +108,11 @@ impl Books {
         true
     }
 
+    /// The name from which the ids of its events are derived.
+    pub(super) fn first_name(&self, consumer: &ConsumerName) -> ConsumerName {
+        self.first_names.get(consumer).unwrap_or(consumer).clone()
+    }
+
     /// A new consumer under the first name of another one would give the same ids to its events (O37).
     fn check_first_name(&self, name: &ConsumerName) -> Result<(), StoreError> {
         let mut renamed = self.first_names.iter().filter(|(now, first)| *first == name && *now != name);

@@ -337,9 +337,11 @@ impl State {
     fn outgoing(&self, number: EventNumber) -> Option<OutgoingEvent> {
         let row = self.events.rows.get(&number)?;
         let (consumer, tenant) = self.books.name_of(row.event.scope)?;
+        let derives_as = self.books.first_name(&consumer);
         let event = &row.event;
         let mut outgoing =
             OutgoingEvent::new(number, consumer, event.key.clone(), event.payload.clone(), row.created_at);
+        outgoing.derives_as = derives_as;
         outgoing.tenant = tenant.as_str().into();
         outgoing.ordering_key.clone_from(&event.ordering_key);
         outgoing.event_type.clone_from(&event.event_type);

@@ -62,8 +62,9 @@ const FIRST_SENT: &str = r#"ifnull(o.first_sent_at, iif(o.state <= 1 AND ifnull(
     SELECT relay_lost_at FROM "{schema}_outbox_destinations" WHERE id = o.destination), ifnull(o.not_before, o.created_at), NULL))"#;
 
 /// The columns of an event, but its payload.
-const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name, o.event_key, o.ordering_key, o.event_type,
-    o.content_type, o.headers, o.created_at, o.attempts"#;
+const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name,
+    coalesce(c.derives_as, c.name, '') AS derives_as, o.event_key, o.ordering_key, o.event_type, o.content_type, o.headers, o.created_at,
+    o.attempts"#;
 
 const NEXT_EVENTS: &str = r#"
 SELECT o.number, m.is_behind, {event}, CASE WHEN NOT m.is_behind THEN o.payload END AS payload,

@@ -64,6 +64,7 @@ mod gate;
 pub mod keys;
 pub mod lost_commits;
 mod observed;
+pub mod operators;
 pub mod pipelined;
 pub mod records;
 pub mod relays;
@@ -380,6 +381,9 @@ macro_rules! store_conformance {
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
+            }
+            operators {
+                o105_an_event_is_the_same_after_its_consumer_was_renamed,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -67,6 +67,9 @@ pub use crate::{
         connect_lane, refuse_fenced,
     },
     settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
-    sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report},
+    sqlstate::{
+        CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report,
+        refused_parameter,
+    },
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };

@@ -134,7 +134,8 @@ impl WebhookPublisher {
     }
 
     /// Also sends the headers that say where an event comes from: `idemcause` and `idemcausedby`, which are keys as clients sent them and
-    /// may be another tenant's, `traceparent` and `tracestate`. Off by default, since endpoints are often somebody else's.
+    /// may be another tenant's, `traceparent` and `tracestate`; and of a CloudEvent the attributes `correlationid` and `causationid`, which
+    /// are the first two. Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn sends_origin(self) -> Self {
         Self { sends_origin: true, ..self }
@@ -142,8 +143,8 @@ impl WebhookPublisher {
 
     /// Also writes events that have a type as CloudEvents, beside the headers of Standard Webhooks: in binary mode with headers `ce-…`, whose
     /// values are percent-encoded, in structured mode with a body that is then signed. Their `source` names tenant and consumer unless
-    /// [`CloudEvents::source`] sets another one, and the attributes `correlationid` and `causationid` are the keys of
-    /// [`sends_origin`](Self::sends_origin). Off by default, since endpoints are often somebody else's.
+    /// [`CloudEvents::source`] sets another one: no CloudEvent goes without it. The attributes `correlationid` and `causationid` come with
+    /// [`sends_origin`](Self::sends_origin) alone. Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
         Self { cloud_events: Some(cloud_events), ..self }
@@ -170,7 +171,10 @@ impl WebhookPublisher {
         let host = url.host_str().unwrap_or_default().to_owned();
         let busy = "its host has as many events on their way as it may have";
         let _place = self.place(&host).map_err(|in_line| soon(busy.into(), in_line))?;
-        let wire = self.cloud_events.as_ref().map(|cloud_events| cloud_events.over_http(event));
+        let wire = self.cloud_events.as_ref().map(|form| match self.sends_origin {
+            true => form.over_http(event),
+            false => form.clone().without_causes().over_http(event),
+        });
         let (given, content_type, payload) = match &wire {
             Some(wire) => (&wire.headers, &wire.content_type, &wire.payload),
             None => (&event.headers, &event.content_type, &event.payload),

@@ -27,6 +27,7 @@ pub const STRUCTURED: &str = "application/cloudevents+json";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CloudEvents {
     is_structured: bool,
+    hides_causes: bool,
     source: Option<Box<str>>,
 }
 
@@ -66,7 +67,7 @@ impl CloudEvents {
     /// publishes again, after an `idem forget` or a restore, has the same bytes, and is a copy to receivers that compare payloads.
     #[must_use]
     pub fn structured() -> Self {
-        Self { is_structured: true, source: None }
+        Self { is_structured: true, ..Self::default() }
     }
 
     /// Sets the `source` of events, a URI reference. Defaults to `/idem/<tenant>/<consumer>`, percent-encoded, and
@@ -83,6 +84,12 @@ impl CloudEvents {
         } else {
             Err(ConfigError::new("cloud_events.source", format!("{source:?}"), "a URI reference of 1 to 500 bytes"))
         }
+    }
+
+    /// Leaves out `correlationid` and `causationid`, which are keys of other messages, for receivers that are somebody else.
+    #[must_use]
+    pub fn without_causes(self) -> Self {
+        Self { hides_causes: true, ..self }
     }
 
     /// The attributes of CloudEvents, without a prefix; none if the event has no type.
@@ -102,9 +109,11 @@ impl CloudEvents {
         ];
         attributes.extend(event.content_type.as_ref().map(|kind| ("datacontenttype", kind.to_string())));
         attributes.push((KEY_FIELD, event.key.as_str().to_owned()));
-        let text = |name: &'static str, header: &str| Some((name, event.headers.text(header)?.to_owned()));
-        attributes.extend(text("correlationid", CAUSE));
-        attributes.extend(text("causationid", CAUSED_BY));
+        if !self.hides_causes {
+            let text = |name: &'static str, header: &str| Some((name, event.headers.text(header)?.to_owned()));
+            attributes.extend(text("correlationid", CAUSE));
+            attributes.extend(text("causationid", CAUSED_BY));
+        }
         attributes
     }
 

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use idem_core::{
     BoxError, ConsumerName, Headers, IdempotencyKey,
-    outbox::{Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
+    outbox::{CloudEvents, Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
 };
 use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
 use tokio::net::{TcpSocket, TcpStream};
@@ -164,6 +164,26 @@ async fn o60_an_endpoint_does_not_learn_where_an_event_comes_from() {
         post(&publisher, &event(0)).await.unwrap();
         let arrived = receiver.posts().pop().unwrap();
         assert_eq!(ORIGIN.map(|name| arrived.headers.contains_key(name)), [learns; 4]);
+    }
+}
+
+/// O60: nor by the attributes of a CloudEvent, in either mode.
+#[tokio::test]
+async fn o60_a_cloud_events_causes_are_its_origin_too() {
+    let receiver = Receiver::new([]).await;
+    let mut event = event(0);
+    event.event_type = Some("Charged".into());
+    for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+        for learns in [false, true] {
+            let publisher = own(receiver.url("/")).cloud_events(mode.clone());
+            let publisher = if learns { publisher.sends_origin() } else { publisher };
+            post(&publisher, &event).await.unwrap();
+            let arrived = receiver.posts().pop().unwrap();
+            let values = arrived.headers.values().any(|value| value.as_bytes() == b"order-0");
+            let body = String::from_utf8_lossy(&arrived.body);
+            assert_eq!(values || body.contains("order-0"), learns, "{mode:?} {:?} {body}", arrived.headers);
+            assert!(arrived.headers.contains_key("ce-id") || body.contains("specversion"), "it is a CloudEvent");
+        }
     }
 }
 

@@ -58,7 +58,8 @@ pub use crate::{
     name::{SchemaName, SchemaNameError},
     outbox::{
         AppendLimits, Appending, EventColumns, KnownEvents, OutboxStatements, PlainWriter, PublishPlainError,
-        ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, suppressed_event,
+        ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, retried_on_sqlite,
+        suppressed_event,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},

@@ -27,7 +27,7 @@ pub use self::{
     },
     plain::{PlainWriter, PublishPlainError},
     results::{kept_beside, results_in_claim_order},
-    statements::OutboxStatements,
+    statements::{OutboxStatements, retried_on_sqlite},
 };
 use crate::{
     decode_headers,
@@ -257,6 +257,10 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
 
     async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.change("retrying events", &self.sql().retry_events, events).await
+    }
+
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError> {
+        self.change("retrying events", &self.sql().retry_stale_events, events).await
     }
 
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {

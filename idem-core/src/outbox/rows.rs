@@ -536,6 +536,10 @@ pub trait Outbox: Send + Sync + 'static {
     /// Releases these waiting or failed events at once, and counts their attempts anew. Returns how many there were.
     async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError>;
 
+    /// The same for stale events, once a person knows that their receivers have no copy: the time for which receivers know one begins anew,
+    /// or a relay would set them aside again. That a copy may be out there stays known, and they are called stale no longer.
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError>;
+
     /// Removes these events unsent, and releases the events behind them. Returns how many there were.
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError>;
 

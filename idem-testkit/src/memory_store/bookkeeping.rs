@@ -108,6 +108,14 @@ impl Books {
         true
     }
 
+    pub(super) fn name_of(&self, scope: ScopeId) -> Option<(ConsumerName, Tenant)> {
+        self.scopes.iter().find(|(_, id)| **id == scope).map(|(name, _)| name.clone())
+    }
+
+    pub(super) fn scopes_of(&self, consumer: &ConsumerName) -> Vec<ScopeId> {
+        self.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| *scope).collect()
+    }
+
     /// The name from which the ids of its events are derived.
     pub(super) fn first_name(&self, consumer: &ConsumerName) -> ConsumerName {
         self.first_names.get(consumer).unwrap_or(consumer).clone()

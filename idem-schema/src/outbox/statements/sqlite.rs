@@ -27,7 +27,8 @@ impl OutboxStatements {
             ),
             backlog: text(BACKLOG),
             list_events: text(LIST_EVENTS),
-            retry_events: text(&RETRY_EVENTS.replace("{named}", NAMED)),
+            retry_events: text(&retry(&retried_on_sqlite(NAMED, "false", "?3"))),
+            retry_stale_events: text(&retry(&retried_on_sqlite(NAMED, "true", "?3"))),
             skip_events: text(
                 &SKIP_EVENTS
                     .replace("{free}", &FREE.replace("{of}", "").replace("{now}", "?3"))
@@ -110,8 +111,8 @@ const PUBLISHED: &str = "b.number IN (SELECT value FROM json_each(?2)) \
     AND (b.number, b.event_key) IN (SELECT value, ?3 ->> key FROM json_each(?2))";
 
 /// The same of those that a person has named.
-const NAMED: &str = "b.number IN (SELECT value FROM json_each(?1)) \
-    AND (b.number, b.event_key) IN (SELECT value, ?2 ->> key FROM json_each(?1))";
+const NAMED: &str = "number IN (SELECT value FROM json_each(?1)) \
+    AND (number, event_key) IN (SELECT value, ?2 ->> key FROM json_each(?1))";
 
 /// Lets events go that wait only behind events that are removed next: `{gone}` says whether `b` is, `{of}` says of which
 /// destination.
@@ -168,10 +169,25 @@ LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer
 WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR o.state = ?2)
 ORDER BY o.number LIMIT ?3"#;
 
-const RETRY_EVENTS: &str = r#"
-UPDATE "{schema}_outbox" AS b SET state = 0, attempts = 0, not_before = min(ifnull(not_before, ?3), ?3)
-WHERE {named} AND state IN (1, 2);
-SELECT changes() AS events"#;
+/// As the function `retry_events` on PostgreSQL: `{stale}` says whether stale events are meant.
+const RETRIED: &str = r#"
+UPDATE "{schema}_outbox" AS o SET state = 0, attempts = 0,
+    not_before = iif({stale}, {now}, min(ifnull(not_before, {now}), {now})),
+    first_sent_at = iif({stale}, iif({first_sent} IS NULL, NULL, {now}), first_sent_at),
+    error = iif({stale} AND substr(error, 1, 7) = 'stale: ', NULL, error)
+WHERE {named} AND state IN (1, 2)"#;
+
+/// The template of the statement that lets waiting and failed events of the outbox `o` go again: those that `named` finds, now, and
+/// whether `stale` ones are meant, as the caller's dialect of parameters has them.
+#[must_use]
+pub fn retried_on_sqlite(named: &str, stale: &str, now: &str) -> String {
+    let text = RETRIED.replace("{first_sent}", FIRST_SENT).replace("{named}", named);
+    text.replace("{stale}", stale).replace("{now}", now)
+}
+
+fn retry(statement: &str) -> String {
+    format!("{statement};\nSELECT changes() AS events")
+}
 
 const SKIP_EVENTS: &str = r#"
 {free};

@@ -383,6 +383,7 @@ macro_rules! store_conformance {
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
             }
             operators {
+                o101_a_stale_event_that_is_let_go_stays_known,
                 o105_an_event_is_the_same_after_its_consumer_was_renamed,
             }
             consumers {

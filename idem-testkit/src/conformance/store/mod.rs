@@ -67,6 +67,7 @@ mod observed;
 pub mod operators;
 pub mod pipelined;
 pub mod records;
+pub mod relaying;
 pub mod relays;
 pub mod repeats;
 pub mod results;
@@ -381,6 +382,9 @@ macro_rules! store_conformance {
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
+            }
+            relaying {
+                o100_a_slow_refusal_leaves_no_mark,
             }
             operators {
                 o101_a_stale_event_that_is_let_go_stays_known,

@@ -353,6 +353,7 @@ fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
     (backlog.pending, backlog.waiting) = (count("pending")?, count("waiting")?);
     (backlog.failed, backlog.behind) = (count("failed")?, count("behind")?);
     backlog.oldest = span(row, "oldest")?;
+    backlog.due = span(row, "due")?;
     backlog.first_sent_ago = span(row, "first_sent_ago")?;
     backlog.receiver_keeps = span(row, "receiver_keeps")?.unwrap_or(backlog.receiver_keeps);
     backlog.relayed_by = row.get("relayed_by")?;

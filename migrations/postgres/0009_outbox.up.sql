@@ -150,7 +150,7 @@ $idem$;
 -- Every relay asks for each destination every few seconds: without an index of its own a look at one that is empty would read all
 -- the others.
 CREATE FUNCTION {schema}.count_events(of_destination int, of_consumer text, OUT pending bigint, OUT waiting bigint, OUT failed bigint,
-        OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz)
+        OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz, OUT due timestamptz)
     LANGUAGE plpgsql STABLE
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -165,7 +165,8 @@ BEGIN
     SELECT d.* FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO its;
     SELECT count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1), count(*) FILTER (WHERE o.state = 2),
         count(*) FILTER (WHERE o.state = 3), min(o.created_at) FILTER (WHERE o.state IN (0, 1)),
-        min({schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), its.relay_lost_at))
+        min({schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), its.relay_lost_at)),
+        min(coalesce(o.not_before, o.created_at)) FILTER (WHERE o.state = 0 OR o.state = 1 AND o.not_before <= clock_timestamp())
     FROM (
         (SELECT p.state, p.consumer, p.created_at, p.not_before, p.first_sent_at FROM {schema}.outbox AS p
             WHERE p.destination = of_destination AND p.state = 0 AND p.number >= its.pending_from ORDER BY p.number LIMIT 100000)
@@ -174,7 +175,7 @@ BEGIN
             WHERE h.destination = of_destination AND h.state <> 0 ORDER BY h.number LIMIT 100000)
     ) AS o
     WHERE of_consumer IS NULL OR o.consumer = ANY (consumers)
-    INTO pending, waiting, failed, behind, oldest, first_sent;
+    INTO pending, waiting, failed, behind, oldest, first_sent, due;
 END
 $idem$;
 

@@ -363,6 +363,9 @@ pub struct OutboxBacklog {
     pub behind: u64,
     /// The age of the oldest event that neither failed nor waits behind a failed one; `None` if there is none.
     pub oldest: Option<Duration>,
+    /// For how long the oldest event that may go now may go: since it was published, or since its last wait ended; `None` if there is
+    /// none. An event that waits for its next try does not count, however old it is.
+    pub due: Option<Duration>,
     /// How long ago receivers may first have got a copy of one of its events, at most; `None` if none of them was ever sent.
     pub first_sent_ago: Option<Duration>,
     /// How long its receivers recognise a copy, as the last relay had it; [`RECEIVER_KEEPS`] before the first one.
@@ -385,6 +388,7 @@ impl OutboxBacklog {
             failed: 0,
             behind: 0,
             oldest: None,
+            due: None,
             first_sent_ago: None,
             receiver_keeps: RECEIVER_KEEPS,
             relayed_by: None,

@@ -85,13 +85,14 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// The waiting events. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names:
     /// `id int4`, `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`,
-    /// `oldest`, `first_sent_ago` and `receiver_keeps` in µs or NULL.
+    /// `oldest`, `due`, `first_sent_ago` and `receiver_keeps` in µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     (extract(epoch FROM d.receiver_keeps) * 1000000::numeric)::int8 AS receiver_keeps,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
     n.pending, n.waiting, n.failed, n.behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.due) * 1000000::numeric)::int8 AS due,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.first_sent) * 1000000::numeric)::int8 AS first_sent_ago
 FROM {schema}.outbox_destinations AS d CROSS JOIN LATERAL {schema}.count_events(d.id, $1::text) AS n
 ORDER BY d.name";

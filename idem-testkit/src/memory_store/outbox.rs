@@ -327,6 +327,7 @@ impl Events {
                 let age = now.duration_since(row.created_at).unwrap_or_default();
                 if may_go {
                     backlog.oldest = backlog.oldest.max(Some(age));
+                    backlog.due = backlog.due.max(now.duration_since(row.may_go_from).ok());
                 }
                 let ago = row.first_sent(lost_at).map(|at| now.duration_since(at).unwrap_or_default());
                 backlog.first_sent_ago = backlog.first_sent_ago.max(ago);

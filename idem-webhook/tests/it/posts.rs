@@ -242,7 +242,12 @@ async fn o21_an_endpoint_that_is_gone_is_told_of() {
     let none = WebhookPublisher::new(|_: &OutgoingEvent| async { Ok(None) });
     assert!(waits_for_a_person(post(&none.unwrap(), &event(0)).await).contains("switched off"));
     let unknown = WebhookPublisher::new(|_: &OutgoingEvent| async { Err("the table is locked".into()) });
-    assert!(!later(post(&unknown.unwrap(), &event(9)).await).1, "nothing was tried, so nothing is charged");
+    // Nothing was tried, so nothing is charged; and it is not in line, so the relay tells of it (O106).
+    let answer = post(&unknown.unwrap(), &event(9)).await;
+    assert!(
+        matches!(answer, Err(EventError::Later { may_be_sent: false, after: None, counted: false, .. })),
+        "{answer:?}"
+    );
 }
 
 /// S39: a stranger's endpoint reaches nothing behind this machine, by an address or by a name, and nothing in plain text.

@@ -9,7 +9,7 @@ use super::{
     carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
     ends::{self, Became},
     lease::Lease,
-    rest,
+    rest, told,
 };
 use crate::{
     bugs::{Bug, planted},
@@ -190,6 +190,10 @@ impl Carrier {
         let (events, answers): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
         let mut judged = Judged::default();
         for (event, answer) in events.iter().zip(answers) {
+            if let Err(error @ EventError::Later { counted: false, after: None, .. }) = &answer {
+                // Where the destination has said when, the event is in line, and nothing is wrong.
+                judged.unconfirmed(event.attempts, &told(error));
+            }
             let mut became = ends::of(event, answer, &self.route.retry, self.tries);
             if under_way.is_noted(event) {
                 if !lease.holds() {

@@ -140,20 +140,21 @@ DELETE FROM "{schema}_outbox" AS b WHERE {gone} AND b.destination = ?1"#;
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
 SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
-    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, receiver_keeps
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, n ->> 6 AS due, receiver_keeps
 FROM (WITH counted AS MATERIALIZED (
     SELECT d.id, d.name, d.receiver_keeps, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
         SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
-            ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))
+            ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at),
+            ?2 - min(ifnull(o.not_before, o.created_at)) FILTER (WHERE o.state = 0 OR o.state = 1 AND o.not_before <= ?2))
         FROM (
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} AS first_sent_at FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} AS first_sent_at FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 0 ORDER BY number LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state IN (1, 2) LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 3 LIMIT 100000)
         ) AS o
         WHERE ?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)

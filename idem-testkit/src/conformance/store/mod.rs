@@ -379,6 +379,7 @@ macro_rules! store_conformance {
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,
+                o106_what_may_go_is_told_apart_from_what_waits,
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,

@@ -4,6 +4,7 @@
 
 mod fixture;
 mod identity;
+mod measured;
 mod side_by_side;
 mod worker;
 

@@ -256,6 +256,10 @@ impl Outbox for NullOutbox {
         Ok(0)
     }
 
+    async fn retry_stale(&self, _: &[EventName]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
     async fn skip(&self, _: &[EventName]) -> Result<u64, StoreError> {
         Ok(0)
     }

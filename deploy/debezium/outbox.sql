@@ -60,12 +60,12 @@ BEGIN
             max(value) FILTER (WHERE name = 'tracestate') AS tracestate
         FROM (SELECT pair ->> 0 AS name, pair ->> 1 AS value FROM json_array_elements(o.headers) AS e (pair)) AS headers
     ) AS h
-    -- Tenant and consumer, percent-encoded as in a URI.
+    -- Tenant and consumer, by the name from which ids are derived, percent-encoded as in a URI.
     CROSS JOIN LATERAL (
         SELECT string_agg(CASE WHEN place < 0 THEN '/'
             WHEN strpos('-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz', chr(byte)) > 0 THEN chr(byte)
             ELSE '%' || upper(lpad(to_hex(byte), 2, '0')) END, '' ORDER BY part, place) AS source
-        FROM (VALUES (1, convert_to(c.tenant, 'UTF8')), (2, convert_to(c.name, 'UTF8'))) AS p (part, bytes)
+        FROM (VALUES (1, convert_to(c.tenant, 'UTF8')), (2, convert_to(coalesce(c.derives_as, c.name), 'UTF8'))) AS p (part, bytes)
         CROSS JOIN LATERAL generate_series(-1, length(bytes) - 1) AS place
         CROSS JOIN LATERAL (SELECT CASE WHEN place < 0 THEN 0 ELSE get_byte(bytes, place) END) AS b (byte)
         WHERE bytes <> ''

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_schema::{Dialect, PostgresStatements, SchemaName, UnitLimits, begin_unit, key_id, waited_for_key};
+use idem_core::StoreError;
+use idem_schema::{
+    Dialect, PostgresStatements, SchemaName, UnitLimits, begin_unit, key_id, refused_parameter, waited_for_key,
+};
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _,
@@ -76,6 +79,12 @@ fn url(target: &Target) -> Result<&str, Failure> {
     Err(Failure::refused("--database-url must begin with postgres:// or sqlite: (its value is not shown)"))
 }
 
+/// The refusal of a connection for a parameter that came with it, in a worker's words.
+fn refused(error: &sqlx::Error) -> Option<StoreError> {
+    let reported = error.as_database_error()?;
+    refused_parameter(&reported.code()?, reported.message())
+}
+
 impl Database {
     pub(crate) async fn open(target: &Target) -> Result<Self, Failure> {
         // The store reports an error in a URL without repeating it.
@@ -85,7 +94,7 @@ impl Database {
         let options = options.application_name("idem command").disable_statement_logging();
         match tokio::time::timeout(CONNECT_WITHIN, options.connect()).await {
             Ok(Ok(connection)) => Ok(Self { connection, schema: target.schema.clone(), by: target.by.clone() }),
-            Ok(Err(error)) => Err(error.into()),
+            Ok(Err(error)) => Err(refused(&error).map_or_else(|| error.into(), Failure::from)),
             Err(_) => Err(Failure::new(Exit::Unreachable, "the database does not answer within 5 s")),
         }
     }

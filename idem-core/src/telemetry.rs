@@ -175,6 +175,8 @@ metrics! {
     OUTBOX_FAILED = "idem.outbox_failed", Kind::Gauge, Count, "events of a destination that wait for a person";
     OUTBOX_OLDEST = "idem.outbox_oldest", Kind::Gauge, Seconds,
         "the age of the oldest event of a destination that is neither failed nor behind another";
+    OUTBOX_DUE = "idem.outbox_due", Kind::Gauge, Seconds,
+        "for how long the oldest event of a destination that may go now has not gone, or nothing goes there";
     OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm events that it was given at once";

@@ -58,7 +58,8 @@ pub use crate::{
     name::{SchemaName, SchemaNameError},
     outbox::{
         AppendLimits, Appending, EventColumns, KnownEvents, OutboxStatements, PlainWriter, PublishPlainError,
-        ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, suppressed_event,
+        ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, retried_on_sqlite,
+        suppressed_event,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},
@@ -67,6 +68,9 @@ pub use crate::{
         connect_lane, refuse_fenced,
     },
     settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
-    sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report},
+    sqlstate::{
+        CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report,
+        refused_parameter,
+    },
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };

@@ -27,7 +27,7 @@ pub use self::{
     },
     plain::{PlainWriter, PublishPlainError},
     results::{kept_beside, results_in_claim_order},
-    statements::OutboxStatements,
+    statements::{OutboxStatements, retried_on_sqlite},
 };
 use crate::{
     decode_headers,
@@ -270,6 +270,10 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
         self.change("retrying events", &self.sql().retry_events, events).await
     }
 
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError> {
+        self.change("retrying events", &self.sql().retry_stale_events, events).await
+    }
+
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.change("skipping events", &self.sql().skip_events, events).await
     }
@@ -334,10 +338,12 @@ fn outgoing(row: &Row) -> Result<OutgoingEvent, StoreError> {
             "Start the program that published it, which puts it back, then let the event go: idem outbox retry",
         )
     })?;
+    let derives_as = ConsumerName::new(row.get("derives_as")?).map_err(|_| damaged_in("consumers", "derives_as"))?;
     let key = IdempotencyKey::new(row.get("event_key")?).map_err(|_| damaged("event_key"))?;
     let payload = row.get::<Option<Vec<u8>>>("payload")?.unwrap_or_default();
     let number = EventNumber(row.get("number")?);
     let mut event = OutgoingEvent::new(number, consumer, key, payload.into(), row.instant("created_at")?);
+    event.derives_as = derives_as;
     event.tenant = row.get::<&str>("tenant")?.into();
     event.ordering_key = row.get::<Option<Vec<u8>>>("ordering_key")?.map(OrderingKey::new);
     event.event_type = row.get::<Option<&str>>("event_type")?.map(Into::into);
@@ -365,6 +371,7 @@ fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
     (backlog.pending, backlog.waiting) = (count("pending")?, count("waiting")?);
     (backlog.failed, backlog.behind) = (count("failed")?, count("behind")?);
     backlog.oldest = span(row, "oldest")?;
+    backlog.due = span(row, "due")?;
     backlog.first_sent_ago = span(row, "first_sent_ago")?;
     backlog.receiver_keeps = span(row, "receiver_keeps")?.unwrap_or(backlog.receiver_keeps);
     backlog.limits = limits(row)?;

@@ -1,6 +1,6 @@
 //! Which class each SQLSTATE of PostgreSQL belongs to.
 
-use idem_core::ErrorClass;
+use idem_core::{ErrorClass, StoreError};
 
 /// The codes of PostgreSQL's table (its manual's appendix A, releases 14 to 18) and idem's own, each with its condition's
 /// name and class, separated by tabs, as [`class_of`] must answer them, for tests of stores and for the docs.
@@ -45,6 +45,47 @@ pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>
     let parts = parts.into_iter().filter_map(|(name, value)| Some(format!(" {name} {}", value?)));
     let meaning = in_words(code).map(|words| format!(", {words}")).unwrap_or_default();
     format!("SQLSTATE {code}{}{meaning}", parts.collect::<String>())
+}
+
+/// The refusal of a connection for a parameter that came with it, by its SQLSTATE and its message; `None` for any other error. Of the
+/// message the parameter's name alone is told: the rest may quote a value (S4).
+///
+/// ```
+/// use idem_schema::refused_parameter;
+///
+/// let refused = refused_parameter("08P01", "unsupported startup parameter: extra_float_digits").map(|error| error.to_string());
+/// assert!(refused.is_some_and(|text| text.contains("ignore_startup_parameters")));
+/// assert!(refused_parameter("08P01", "invalid message format").is_none());
+/// ```
+#[must_use]
+pub fn refused_parameter(code: &str, message: &str) -> Option<StoreError> {
+    let (who, named) = match code {
+        // PgBouncer's text, also of a parameter in `options`.
+        "08P01" => (
+            "a pooler before the server",
+            message.split_once("startup parameter")?.1.rsplit_once(": ").map(|(_, name)| name),
+        ),
+        // The server itself, about one that it does not know or whose value it does not take.
+        "22023" | "42704" => ("the server", message.split('"').nth(1)),
+        _ => return None,
+    };
+    let is_name = |name: &&str| {
+        (1..=63).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase() || b"_.".contains(&byte))
+    };
+    let name = named.map(str::trim_end).filter(is_name);
+    let parameter = name.map_or_else(|| "a parameter".to_owned(), |name| format!("the parameter {name}"));
+    let cure = match (code, name) {
+        ("08P01", Some("extra_float_digits")) => "Have PgBouncer ignore it: add extra_float_digits to its \
+            ignore_startup_parameters; a program of your own on sqlx can set its store's `statements` to `Unnamed` instead"
+            .to_owned(),
+        ("08P01", name) => format!(
+            "Take it out of the connection's URL or options; or have PgBouncer ignore it, where the server's own value will do: \
+             add {} to its ignore_startup_parameters",
+            name.unwrap_or("its name")
+        ),
+        (_, _) => "Take it out of the connection's URL or options, or give it a value that this server takes".to_owned(),
+    };
+    Some(StoreError::refused(format!("{who} refuses {parameter} that comes with the connection"), cure))
 }
 
 /// The error in an operator's words, as the end of a sentence; a code that says it by its constraint needs no words.

@@ -17,6 +17,7 @@ use serde::de::IgnoredAny;
 use crate::{
     error::{UNKNOWN_QUEUE, classify, could_not_connect},
     fifo::{deduplication_id, hashed},
+    message::{CLOUD_EVENT_ATTRIBUTE, TYPE_ATTRIBUTE},
     options::{is_fifo, queue_name},
     publisher::{ATTRIBUTES_MAX, REFUSES_THE_MESSAGE, SqsPublisher, attribute, is_name, sendable},
     queue::AT_ONCE,
@@ -31,14 +32,8 @@ const REQUESTS: usize = 8;
 /// How many events a relay gives at once.
 const EVENTS_MAX: usize = 200;
 
-/// The attribute that has those of CloudEvents, as JSON.
-const TOGETHER: &str = "ce";
-
 /// The name of the header with the media type.
 const CONTENT_TYPE: &str = "content-type";
-
-/// The attribute with the type of an event, which the source reads.
-const TYPE: &str = "EventType";
 
 /// The headers with the trace of the handled message, the one that can be spared first.
 const TRACE: [&str; 2] = ["tracestate", "traceparent"];
@@ -108,7 +103,7 @@ impl SqsPublisher {
 
     /// The entry of an event, and its size.
     fn entry(&self, place: usize, event: &OutgoingEvent, bytes_max: usize) -> Result<(Entry, usize), String> {
-        let wire = self.cloud_events.on_wire_together(event, TOGETHER);
+        let wire = self.cloud_events.on_wire_together(event, CLOUD_EVENT_ATTRIBUTE);
         let body =
             std::str::from_utf8(&wire.payload).map_err(|_| "SQS takes text alone, and the payload is not text")?;
         if body.is_empty() {
@@ -178,10 +173,10 @@ fn attributes<'e>(wire: &'e Wire, event_type: Option<&'e str>) -> Result<Vec<Att
         if !is_name(name) {
             return Err(format!("SQS does not take {name:?} as the name of an attribute"));
         }
-        let together = std::str::from_utf8(value).ok().filter(|_| name == TOGETHER).map(escaped);
+        let together = std::str::from_utf8(value).ok().filter(|_| name == CLOUD_EVENT_ATTRIBUTE).map(escaped);
         attributes.push((name, together.map_or(Cow::Borrowed(value), |json| json.into_bytes().into())));
     }
-    let ours = [(CONTENT_TYPE, wire.content_type.as_deref()), (TYPE, event_type)];
+    let ours = [(CONTENT_TYPE, wire.content_type.as_deref()), (TYPE_ATTRIBUTE, event_type)];
     let ours: Vec<_> = ours.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     attributes.retain(|(other, _)| ours.iter().all(|(name, _)| name != other));
     for trace in TRACE {

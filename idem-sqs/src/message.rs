@@ -11,7 +11,10 @@ use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
 use crate::{envelope::Envelope, queue::Queue, state::Incoming};
 
 /// The attribute with the kind of event that a message is.
-const TYPE_ATTRIBUTE: &str = "EventType";
+pub(crate) const TYPE_ATTRIBUTE: &str = "EventType";
+
+/// The attribute with those of a CloudEvent.
+pub(crate) const CLOUD_EVENT_ATTRIBUTE: &str = "ce";
 
 /// `None` for a message that could never be settled, which SQS does not send.
 pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Received) -> Option<Incoming> {
@@ -45,13 +48,28 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     Some(Incoming { message, message_id, receipt, attempt, suspect })
 }
 
-/// With the type in the producer's attribute, unless an envelope has one.
+/// With the type in the producer's attribute, or in that of a CloudEvent, unless an envelope has one.
 fn with_type(message: Message) -> Message {
-    let kind = message.headers().text(TYPE_ATTRIBUTE).filter(|_| message.message_type().is_none()).map(str::to_owned);
-    match kind {
+    if message.message_type().is_some() {
+        return message;
+    }
+    let headers = message.headers();
+    let kind = headers.text(TYPE_ATTRIBUTE).map(str::to_owned);
+    match kind.or_else(|| type_of_cloud_event(headers.text(CLOUD_EVENT_ATTRIBUTE)?)) {
         Some(kind) => message.with_type(&kind),
         None => message,
     }
+}
+
+/// The type among the attributes of a CloudEvent in JSON, as the other brokers have it in a header of its own.
+fn type_of_cloud_event(attributes: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Attributes {
+        specversion: String,
+        r#type: String,
+    }
+    let attributes: Attributes = serde_json::from_str(attributes).ok()?;
+    attributes.specversion.starts_with("1.").then_some(attributes.r#type)
 }
 
 /// From which receive on a message is suspected to have ended processes. A second one may follow a worker that was stopped
@@ -101,6 +119,21 @@ mod tests {
         assert_eq!(with_type(plain()).message_type(), None);
         let unreadable = plain().with_header("EventType", &b"\xff"[..]);
         assert_eq!(with_type(unreadable).message_type(), None);
+    }
+
+    /// F21: an event of a relay has no other attribute for its type where the handler's own leave no room.
+    #[test]
+    fn f21_the_type_of_a_cloud_event_is_the_type() {
+        let with = |attributes: &'static str| Message::new("x").with_header("ce", attributes);
+        let event = r#"{"specversion":"1.0","id":"1","type":"Order\u0050laced"}"#;
+        assert_eq!(with_type(with(event)).message_type(), Some("OrderPlaced"));
+        let both = with(event).with_header("EventType", "Other");
+        assert_eq!(with_type(both).message_type(), Some("Other"));
+        for other in
+            ["", "{", "Told", r#"{"type":"Told"}"#, r#"{"specversion":"1.0"}"#, r#"{"specversion":"1.0","type":7}"#]
+        {
+            assert_eq!(with_type(with(other)).message_type(), None, "{other}");
+        }
     }
 
     fn queue(url: &str) -> Queue {

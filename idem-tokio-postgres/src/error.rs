@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{AppendLimits, DriverError, class_of, describe_report, unreadable};
+use idem_schema::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
 use tokio_postgres::{
     Error, Row,
     error::{DbError, SqlState},
@@ -136,22 +136,13 @@ pub(crate) fn committing(source: Error) -> CommitError {
 /// An error while connecting. Refusals of rights pass as unavailable here, because credentials may be in rotation; start-up
 /// looks at them again.
 pub(crate) fn connecting(source: Error) -> StoreError {
-    let refused =
-        |problem: &str, cure: &str| StoreError::Refused { problem: problem.to_owned(), cure: cure.to_owned() };
-    let is_refused_setting = source.as_db_error().is_some_and(|report| match report.code().code() {
-        "08P01" => report.message().contains("startup parameter"),
-        // The server itself, about a setting that it does not know or cannot take.
-        "22023" | "42704" => true,
-        _ => false,
-    });
-    if is_refused_setting {
-        return refused(
-            "the server, or a pooler before it, refuses a setting that comes with the connection",
-            "Remove `options` from the connection",
-        );
+    if let Some(refused) =
+        source.as_db_error().and_then(|report| refused_parameter(report.code().code(), report.message()))
+    {
+        return refused;
     }
     if source.to_string().starts_with("invalid configuration") {
-        return refused("the options of the connection cannot be used", "Give at least a host and a user");
+        return StoreError::refused("the options of the connection cannot be used", "Give at least a host and a user");
     }
     StoreError::Unavailable { doing: "connecting", source: Box::new(source) }
 }

@@ -74,7 +74,7 @@ const NOT_THE_EVENTS: [&str; 11] = [
 /// The headers that say where an event comes from: keys of clients and of other tenants, and traces.
 const ORIGIN: [&str; 4] = ["idemcause", "idemcausedby", "traceparent", "tracestate"];
 
-/// The least pause after a try that was not made, because the host was busy or the endpoint could not be found.
+/// The least pause after a try that was not made, because the host was busy.
 const SOON: Duration = Duration::from_secs(1);
 
 /// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
@@ -134,7 +134,8 @@ impl WebhookPublisher {
     }
 
     /// Also sends the headers that say where an event comes from: `idemcause` and `idemcausedby`, which are keys as clients sent them and
-    /// may be another tenant's, `traceparent` and `tracestate`. Off by default, since endpoints are often somebody else's.
+    /// may be another tenant's, `traceparent` and `tracestate`; and of a CloudEvent the attributes `correlationid` and `causationid`, which
+    /// are the first two. Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn sends_origin(self) -> Self {
         Self { sends_origin: true, ..self }
@@ -142,8 +143,8 @@ impl WebhookPublisher {
 
     /// Also writes events that have a type as CloudEvents, beside the headers of Standard Webhooks: in binary mode with headers `ce-…`, whose
     /// values are percent-encoded, in structured mode with a body that is then signed. Their `source` names tenant and consumer unless
-    /// [`CloudEvents::source`] sets another one, and the attributes `correlationid` and `causationid` are the keys of
-    /// [`sends_origin`](Self::sends_origin). Off by default, since endpoints are often somebody else's.
+    /// [`CloudEvents::source`] sets another one: no CloudEvent goes without it. The attributes `correlationid` and `causationid` come with
+    /// [`sends_origin`](Self::sends_origin) alone. Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
         Self { cloud_events: Some(cloud_events), ..self }
@@ -164,13 +165,17 @@ impl WebhookPublisher {
         let endpoint = match self.endpoints.of(event).await {
             Ok(Some(endpoint)) => endpoint,
             Ok(None) => return Err(waits_for_a_person("there is no endpoint for it, or it is switched off")),
-            Err(source) => return Err(soon(source, Duration::ZERO)),
+            // Without a time for the next try: unlike an event in line, it is told of in the relay's log.
+            Err(source) => return Err(EventError::not_sent(source).uncounted()),
         };
         let url = self.checked(&endpoint).map_err(waits_for_a_person)?;
         let host = url.host_str().unwrap_or_default().to_owned();
         let busy = "its host has as many events on their way as it may have";
-        let _place = self.place(&host).map_err(|in_line| soon(busy.into(), in_line))?;
-        let wire = self.cloud_events.as_ref().map(|cloud_events| cloud_events.over_http(event));
+        let _place = self.place(&host).map_err(|in_line| soon(busy, in_line))?;
+        let wire = self.cloud_events.as_ref().map(|form| match self.sends_origin {
+            true => form.over_http(event),
+            false => form.clone().without_causes().over_http(event),
+        });
         let (given, content_type, payload) = match &wire {
             Some(wire) => (&wire.headers, &wire.content_type, &wire.payload),
             None => (&event.headers, &event.content_type, &event.payload),
@@ -192,11 +197,11 @@ impl WebhookPublisher {
         let answer = request.send().await;
         self.took(&host, begun.elapsed());
         match answer {
-            Ok(response) => self.answered(event, &endpoint, &response).await,
-            // The URL may contain a secret of the endpoint's owner.
+            Ok(response) => self.answered(event, &endpoint, &host, &response).await,
+            // The URL may contain a secret of the endpoint's owner. Its host names the endpoint to an operator.
             Err(error) => {
                 let is_sent = !error.is_connect();
-                Err(later(event, not_answered(error.without_url()), None, is_sent))
+                Err(later(event, not_answered(host, error.without_url()), None, is_sent))
             }
         }
     }
@@ -236,7 +241,13 @@ impl WebhookPublisher {
         }
     }
 
-    async fn answered(&self, event: &OutgoingEvent, to: &Endpoint, response: &Response) -> Result<(), EventError> {
+    async fn answered(
+        &self,
+        event: &OutgoingEvent,
+        to: &Endpoint,
+        host: &str,
+        response: &Response,
+    ) -> Result<(), EventError> {
         let status = response.status();
         if status.is_success() {
             return Ok(());
@@ -246,8 +257,8 @@ impl WebhookPublisher {
             return Err(waits_for_a_person("its endpoint answered 410: it wants no more events"));
         }
         let text = match status.is_redirection() {
-            true => format!("the endpoint answered {status}, and redirects are not followed"),
-            false => format!("the endpoint answered {status}"),
+            true => format!("the endpoint at {host} answered {status}, and redirects are not followed"),
+            false => format!("the endpoint at {host} answered {status}"),
         };
         Err(later(event, text.into(), retry_after(response.headers()), true))
     }
@@ -325,9 +336,9 @@ fn waits_for_a_person(problem: &str) -> EventError {
 }
 
 /// The try was not made. The next one comes soon after the event's wait in line.
-fn soon(source: BoxError, in_line: Duration) -> EventError {
+fn soon(busy: &str, in_line: Duration) -> EventError {
     let after = Some(in_line + SOON + SOON.mul_f64(fastrand::f64()));
-    EventError::Later { source, may_be_sent: false, after, counted: false }
+    EventError::Later { source: busy.into(), may_be_sent: false, after, counted: false }
 }
 
 /// The try failed. The event is tried again after a pause, as often as its route says: the relay counts, and notes of the last try
@@ -338,7 +349,15 @@ fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>, may_
     EventError::Later { source, may_be_sent, after: Some(after), counted: true }
 }
 
-fn not_answered(error: reqwest::Error) -> BoxError {
+/// A try without an answer, for a reason that the client says.
+#[derive(Debug, thiserror::Error)]
+#[error("the endpoint at {host} gave no answer")]
+struct NoAnswer {
+    host: String,
+    source: reqwest::Error,
+}
+
+fn not_answered(host: String, error: reqwest::Error) -> BoxError {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(error) = source {
         if let Some(refused) = error.downcast_ref::<NotPublic>() {
@@ -347,9 +366,9 @@ fn not_answered(error: reqwest::Error) -> BoxError {
         source = error.source();
     }
     match (error.is_timeout(), error.is_connect()) {
-        (true, true) => format!("the endpoint could not be connected to within {CONNECTED:?}").into(),
-        (true, false) => format!("the endpoint has not answered within {ANSWER:?}").into(),
-        (false, _) => error.into(),
+        (true, true) => format!("the endpoint at {host} could not be connected to within {CONNECTED:?}").into(),
+        (true, false) => format!("the endpoint at {host} has not answered within {ANSWER:?}").into(),
+        (false, _) => Box::new(NoAnswer { host, source: error }),
     }
 }
 

@@ -91,8 +91,8 @@ CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, nu
 -- of it, and goes on to do so while the table grows under it. Compiling its plan takes several times as long as running it,
 -- and by the plan's cost the server would do so at each look.
 CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, bytes_max bigint)
-    RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, event_key text, ordering_key bytea,
-        event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
+    RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, derives_as text, event_key text,
+        ordering_key bytea, event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
         first_sent_ago bigint)
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
@@ -138,8 +138,8 @@ BEGIN
             sum(CASE WHEN j.is_behind THEN 0 ELSE j.bytes END) OVER up_to_it AS bytes_so_far
         FROM judged AS j WINDOW up_to_it AS (ORDER BY j.number)
     )
-    SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), o.event_key, o.ordering_key, o.event_type,
-        o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
+    SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), coalesce(c.derives_as, c.name, ''), o.event_key,
+        o.ordering_key, o.event_type, o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
         (extract(epoch FROM o.created_at) * 1000000)::bigint, o.attempts,
         (extract(epoch FROM clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
             coalesce(o.not_before, o.created_at), relay_lost_at)) * 1000000)::bigint
@@ -154,7 +154,7 @@ $idem$;
 -- Every relay asks for each destination every few seconds: without an index of its own a look at one that is empty would read all
 -- the others.
 CREATE FUNCTION {schema}.count_events(of_destination int, of_consumer text, OUT pending bigint, OUT waiting bigint, OUT failed bigint,
-        OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz)
+        OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz, OUT due timestamptz)
     LANGUAGE plpgsql STABLE
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -169,7 +169,8 @@ BEGIN
     SELECT d.* FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO its;
     SELECT count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1), count(*) FILTER (WHERE o.state = 2),
         count(*) FILTER (WHERE o.state = 3), min(o.created_at) FILTER (WHERE o.state IN (0, 1)),
-        min({schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), its.relay_lost_at))
+        min({schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), its.relay_lost_at)),
+        min(coalesce(o.not_before, o.created_at)) FILTER (WHERE o.state = 0 OR o.state = 1 AND o.not_before <= clock_timestamp())
     FROM (
         (SELECT p.state, p.consumer, p.created_at, p.not_before, p.first_sent_at FROM {schema}.outbox AS p
             WHERE p.destination = of_destination AND p.state = 0 AND p.number >= its.pending_from ORDER BY p.number LIMIT 100000)
@@ -178,7 +179,7 @@ BEGIN
             WHERE h.destination = of_destination AND h.state <> 0 ORDER BY h.number LIMIT 100000)
     ) AS o
     WHERE of_consumer IS NULL OR o.consumer = ANY (consumers)
-    INTO pending, waiting, failed, behind, oldest, first_sent;
+    INTO pending, waiting, failed, behind, oldest, first_sent, due;
 END
 $idem$;
 

@@ -137,6 +137,10 @@ impl Outbox for Timed {
         self.outbox.retry(events).await
     }
 
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError> {
+        self.outbox.retry_stale(events).await
+    }
+
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
         self.outbox.skip(events).await
     }

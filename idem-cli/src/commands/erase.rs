@@ -1,11 +1,13 @@
 //! `idem erase`: blanks everything that may identify a person, and keeps the hashes that make a redelivery a duplicate.
 
+use idem_core::{Uuid, outbox::EventName};
+
 use crate::{
     command_line::Erase,
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
-    report::Report,
+    report::{Report, Table},
 };
 
 /// The scopes and the id of the key. Parameters: 1 key, 2 consumer or NULL.
@@ -25,14 +27,24 @@ SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages U
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
 
-/// The events in the outbox that hold the key, with their own record or without: as their id, or that of a message before them in
-/// the chain. Parameters as above, and 3 the key as its sender knows it.
+/// The events in the outbox that hold the key as that of a message before them in the chain, with its record or without. Parameters as
+/// above, and 3 the key as its sender knows it.
 const EVENTS: &str = "\
 SELECT pg_catalog.count(*) FROM {schema}.outbox AS o
+WHERE o.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text)) AND {caused}";
+
+/// Those whose own id it is, and that its message has not caused. Further parameter: 4 the id.
+const OF_ID: &str = "\
+SELECT pg_catalog.format('%s:%s', o.number, o.event_key) AS event, d.name AS destination
+FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 WHERE o.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
-    AND (o.event_key = $1::text OR EXISTS (SELECT FROM pg_catalog.json_array_elements(o.headers) AS pair
+    AND o.event_key = $4::text AND NOT {caused} ORDER BY o.number LIMIT 3";
+
+/// Whether the message with the key has caused the event `o`.
+const CAUSED: &str = "\
+EXISTS (SELECT FROM pg_catalog.json_array_elements(o.headers) AS pair
         WHERE pg_catalog.json_array_element_text(pair, 0) IN ('idemcause', 'idemcausedby')
-            AND pg_catalog.json_array_element_text(pair, 1) IN ($1::text, $3::text)))";
+            AND pg_catalog.json_array_element_text(pair, 1) IN ($1::text, $3::text))";
 
 /// Dead letters under other keys that hold the key: messages that its own has caused, at the next consumers in the chain. They are
 /// not blanked, because each may be an effect that is owed. Parameters: 1 key, 2 consumer or NULL, 3 the [`forms`] of the key.
@@ -98,17 +110,21 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
     let senders_key = erase.of.senders_key(&erase.key, &key);
-    let waiting = database.number(EVENTS, &[binds[0], binds[1], Bind::Text(&senders_key)]).await?;
+    let id = event_id(&key);
+    let holding = [binds[0], binds[1], Bind::Text(&senders_key), Bind::Text(&id)];
+    let waiting = database.number(&EVENTS.replace("{caused}", CAUSED), &holding[..3]).await?;
+    let of_id = database.table(&OF_ID.replace("{caused}", CAUSED), &holding).await?;
     let forms = forms([&key, &senders_key]);
     let letters = database.number(OTHERS_LETTERS, &[binds[0], binds[1], Bind::Texts(&forms)]).await?;
+    let elsewhere = Elsewhere { of_id, waiting, letters };
     if count == 0 {
-        return Ok(report("0 rows hold this key.", waiting, letters));
+        return Ok(elsewhere.of_none(&key));
     }
     confirm(&warning(count), erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
-    Ok(report(&told(erased), waiting, letters))
+    Ok(elsewhere.beside(told(erased)))
 }
 
 /// How keys stand in the headers and payloads of other messages: as a text in JSON, and as one in a header that is JSON itself.
@@ -133,20 +149,60 @@ pub(crate) fn told(erased: i64) -> String {
     format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.")
 }
 
-/// Events are effects, and are sent whole: a person who was erased may have been paid.
-pub(crate) fn report(rows: &str, waiting: i64, letters: i64) -> Report {
-    let mut told = rows.to_owned();
-    if waiting > 0 {
-        told += &format!(
-            " Of the events that it has caused, {waiting} wait in the outbox, with the key in their headers and their payload: they go \
-             once they are sent, or by `idem outbox skip`."
-        );
+/// The id that a text says where it is the name of an event, as `idem outbox list` prints it; otherwise the text.
+pub(crate) fn event_id(key: &str) -> String {
+    key.parse().map_or_else(|_| key.to_owned(), |event: EventName| event.key.to_string())
+}
+
+/// Whether it may be the id of an event that idem has derived, or its name.
+fn is_like_an_event(key: &str) -> bool {
+    let is_derived = |id: Uuid| matches!(id.get_version_num(), 5 | 8);
+    event_id(key) != key || key.parse().is_ok_and(is_derived)
+}
+
+/// The events and dead letters that hold a key, and that no erasure blanks: they are effects, and a person who was erased may have
+/// been paid.
+pub(crate) struct Elsewhere {
+    /// `event` and `destination` of events whose own id it is.
+    pub(crate) of_id: Table,
+    pub(crate) waiting: i64,
+    pub(crate) letters: i64,
+}
+
+impl Elsewhere {
+    pub(crate) fn beside(&self, mut told: String) -> Report {
+        for event in self.of_id.rows() {
+            let (name, destination) = (event.text("event"), event.text("destination"));
+            told += &format!(
+                " It is the id of an event that waits for {destination}, {name}, which goes once it is sent, or by `idem outbox skip`. \
+                 The key of a person may be that of the message that has caused it: `idem outbox show {name} --payload` has it as \
+                 idemcausedby."
+            );
+        }
+        if self.waiting > 0 {
+            told += &format!(
+                " Of the events that it has caused, {} wait in the outbox, with the key in their headers and their payload: they go \
+                 once they are sent, or by `idem outbox skip`.",
+                self.waiting
+            );
+        }
+        if self.letters > 0 {
+            told += &format!(
+                " Of the messages that it has caused, {} are dead letters, with the key in their headers or their payload: replay \
+                 what is still owed, and then remove them with `idem dead-letters drop`.",
+                self.letters
+            );
+        }
+        Report::said(told)
     }
-    if letters > 0 {
-        told += &format!(
-            " Of the messages that it has caused, {letters} are dead letters, with the key in their headers or their payload: replay \
-             what is still owed, and then remove them with `idem dead-letters drop`."
-        );
+
+    /// The same where no row holds it.
+    pub(crate) fn of_none(&self, key: &str) -> Report {
+        let mut told = "0 rows hold this key.".to_owned();
+        if self.of_id.is_empty() && self.waiting == 0 && is_like_an_event(key) {
+            told += " If it is the id of an event that was sent, nothing of that is left here: erase the key of the message that has \
+                     caused it, which its receivers have as idemcausedby.";
+        }
+        self.beside(told)
     }
-    Report::said(told)
 }

@@ -75,7 +75,7 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
     let count = database.number(&format!("SELECT pg_catalog.count(*) {CHOSEN}"), &chosen).await?;
     let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
     if count == 0 || forget.dry_run {
-        return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
+        return Ok(none_or_dry(&records, forget));
     }
     confirm(&warning(&records, &forget.consumer), forget.yes.yes)?;
     let (forgotten, batch) = forget_chosen(&mut database, &chosen, count, &forget.reason).await?;
@@ -95,6 +95,17 @@ async fn at_rest(database: &mut Database, consumer: &str, keys: &[String]) -> Re
 
 fn numbered(number: usize) -> String {
     format!("key number {number} cannot be forgotten")
+}
+
+/// What is said where nothing was forgotten.
+pub(crate) fn none_or_dry(records: &str, forget: &Forget) -> Report {
+    let consumer = &forget.consumer;
+    Report::said(match forget.dry_run {
+        true => format!("{records} of {consumer} would be forgotten"),
+        false => format!(
+            "nothing was forgotten: {records} of {consumer} are what you name; `idem show KEY` looks for one under every consumer"
+        ),
+    })
 }
 
 pub(crate) fn warning(records: &str, consumer: &str) -> String {

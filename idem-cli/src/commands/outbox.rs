@@ -101,6 +101,9 @@ async fn show(events: &mut impl Events, event: &EventName, with_payload: bool) -
     Ok(if with_payload { with_content(report, &events.content(event).await?) } else { report })
 }
 
+/// Why nothing was done to events that were there a moment ago.
+const MEANWHILE: &str = "they had gone meanwhile, or a relay has taken them; `idem outbox list` shows what there is";
+
 fn gone(event: &EventName) -> Failure {
     Failure::refused(format!(
         "there is no event {event}: it was sent, or skipped, or never there, or another one has its number since a failover or a \
@@ -177,6 +180,9 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
             going += events.retry(&names(rows)?, with_stale).await?;
         }
     }
+    if going == 0 {
+        return Err(Failure::refused(format!("none of them goes again: {MEANWHILE}")));
+    }
     Ok(Report::said(format!("{} may go: a running relay sends them within seconds", thousands(going))))
 }
 
@@ -204,6 +210,9 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
         asked.yes.yes,
     )?;
     let skipped = events.skip(&names(found.rows())?, &asked.because).await?;
+    if skipped == 0 {
+        return Err(Failure::refused(format!("nothing was skipped: {MEANWHILE}")));
+    }
     let left = match i64::try_from(count).unwrap_or(i64::MAX) - skipped {
         0 => String::new(),
         left => format!("; {} had gone meanwhile, or a relay has taken them", thousands(left)),

@@ -169,7 +169,7 @@ pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Fa
     let count = file.number(&format!("SELECT count(*) {CHOSEN}"), &binds).await?;
     let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
     if count == 0 || forget.dry_run {
-        return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
+        return Ok(forget::none_or_dry(&records, forget));
     }
     confirm(&forget::warning(&records, &forget.consumer), forget.yes.yes)?;
     let (by, batch) = (file.by.clone(), file.number(BATCH, &[]).await?);
@@ -226,9 +226,17 @@ WHERE {hold}"#,
 /// The events that hold the key, as on PostgreSQL. Parameters: 1 key, 2 consumer or NULL, 3 the key as its sender knows it.
 const WAITING: &str = r#"
 SELECT count(*) FROM "{schema}_outbox" AS o
+WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND {caused}"#;
+
+/// As on PostgreSQL. Further parameter: 4 the id.
+const OF_ID: &str = r#"
+SELECT o.number || ':' || o.event_key AS event, d.name AS destination
+FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2)
-    AND (o.event_key = ?1 OR EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
-        WHERE json_extract(pair.value, '$[0]') IN ('idemcause', 'idemcausedby') AND json_extract(pair.value, '$[1]') IN (?1, ?3)))"#;
+    AND o.event_key = ?4 AND NOT {caused} ORDER BY o.number LIMIT 3"#;
+
+const CAUSED: &str = "EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
+        WHERE json_extract(pair.value, '$[0]') IN ('idemcause', 'idemcausedby') AND json_extract(pair.value, '$[1]') IN (?1, ?3))";
 
 /// As on PostgreSQL. Parameters: 1 key id, 2 consumer or NULL, 3 a JSON array of the key's forms.
 const OTHERS_LETTERS: &str = r#"
@@ -255,14 +263,18 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     ];
     let count = file.number(&COUNT.replace("{hold}", HOLD), &binds).await?;
     let senders_key = asked.of.senders_key(&asked.key, &key);
-    let waiting = file.number(WAITING, &[binds[0], binds[1], senders_key.as_str().into()]).await?;
+    let event_id = erase::event_id(&key);
+    let holding = [binds[0], binds[1], senders_key.as_str().into(), event_id.as_str().into()];
+    let waiting = file.number(&WAITING.replace("{caused}", CAUSED), &holding[..3]).await?;
+    let of_id = file.table(&OF_ID.replace("{caused}", CAUSED), &holding).await?;
     let forms = serde_json::Value::from(erase::forms([&key, &senders_key])).to_string();
     let letters = file.number(OTHERS_LETTERS, &[binds[2], binds[1], forms.as_str().into()]).await?;
+    let elsewhere = erase::Elsewhere { of_id, waiting, letters };
     if count == 0 {
-        return Ok(erase::report("0 rows hold this key.", waiting, letters));
+        return Ok(elsewhere.of_none(&key));
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
     let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
-    Ok(erase::report(&erase::told(changed.iter().sum()), waiting, letters))
+    Ok(elsewhere.beside(erase::told(changed.iter().sum())))
 }

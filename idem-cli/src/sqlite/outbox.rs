@@ -1,6 +1,7 @@
 //! `idem outbox` on a file.
 
 use idem_core::outbox::{EventName, UNDER_WAY};
+use idem_schema::retried_on_sqlite;
 use serde_json::{Value, json};
 
 use super::file::{Bind, File};
@@ -55,20 +56,12 @@ LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer WHERE {named}"#;
 
 const CONTENT: &str = r#"SELECT payload, headers FROM "{schema}_outbox" AS o WHERE {named}"#;
 
-/// As on PostgreSQL: the time for which the receivers of a stale event know a copy begins anew. Further parameters: 2 who, 3 whether stale ones are meant.
-const RETRY: [&str; 2] = [
-    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+/// The line in the trail of [`retried_on_sqlite`]. Further parameters: 2 who, 3 whether stale ones are meant.
+const RETRY: &str = r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' END, o.consumer, o.event_key,
     'event ' || o.number || ' for ' || d.name
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
-WHERE {named} AND o.state IN (1, 2)"#,
-    r#"UPDATE "{schema}_outbox" AS o SET state = 0, attempts = 0,
-    not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})),
-    first_sent_at = iif(?3 = 1, (SELECT iif({first_sent} IS NULL, NULL, {now})
-        FROM "{schema}_outbox_destinations" AS d WHERE d.id = o.destination), first_sent_at),
-    error = iif(?3 = 1 AND substr(error, 1, 7) = 'stale: ', NULL, error)
-WHERE {named} AND o.state IN (1, 2)"#,
-];
+WHERE {named} AND o.state IN (1, 2)"#;
 
 /// Events that a relay may have in hand stay, and followers that wait behind no other go. Further parameters: 2 who, 3 why.
 const SKIP: [&str; 3] = [
@@ -153,9 +146,9 @@ impl Events for File {
     }
 
     async fn retry(&mut self, events: &[EventName], with_stale: bool) -> Result<i64, Failure> {
-        let (by, events, statements) = (self.by.clone(), named(events), RETRY.map(statement));
+        let (by, events) = (self.by.clone(), named(events));
         let binds: [Bind<'_>; 3] = [events.as_str().into(), by.as_str().into(), i64::from(with_stale).into()];
-        let [_, going] = self.act(statements.each_ref().map(String::as_str), &binds).await?;
+        let [_, going] = self.act([&*statement(RETRY), &*retried_on_sqlite(NAMED, "?3 = 1", "{now}")], &binds).await?;
         Ok(going)
     }
 

@@ -82,7 +82,21 @@ async fn an_event_that_waits_is_told_of_by_each_key_it_holds<S: Store>(
     let message = message("charge-1").with_header("idemcause", "order-1");
     assert!(consumer.decisions(vec![message]).await.unwrap()[0].is_processed());
     let event_key = forget().await;
-    for key in ["charge-1", "order-1", &event_key] {
+    // An event's own id, and its name, are told as what they are.
+    for key in [event_key.clone(), format!("1:{event_key}")] {
+        let told = idem(&["erase", &key, "--reason", "art-17", "--yes"]).ok();
+        let begins = "0 rows hold this key. It is the id of an event that waits for payments, 1:";
+        assert!(
+            told.starts_with(&format!("{begins}{event_key}, which goes")) && told.contains("idemcausedby"),
+            "{told}"
+        );
+    }
+    let sent = ["7:f3c1b1f4-2f4e-8a6b-9f0e-0b5f6a1d2e34", "f3c1b1f4-2f4e-8a6b-9f0e-0b5f6a1d2e34"];
+    for key in sent {
+        let told = idem(&["erase", key, "--reason", "art-17", "--yes"]).ok();
+        assert!(told.starts_with("0 rows hold this key. If it is the id of an event that was sent"), "{told}");
+    }
+    for key in ["charge-1", "order-1"] {
         let told = idem(&["erase", key, "--reason", "art-17", "--yes"]).ok();
         assert!(
             told.contains("0 rows hold this key. Of the events") && told.contains(" 1 wait in the outbox"),

@@ -29,6 +29,27 @@ async fn a_wrong_database_or_login_is_said_in_words() {
     fixture.store.disconnect().await;
 }
 
+/// A28: a command behind a pooler says what a worker says, which parameter was refused and what to do.
+#[test]
+fn a28_a_parameter_that_a_pooler_refuses_is_named_with_its_cure() {
+    let url = std::env::var("IDEM_PGBOUNCER_URL");
+    let url = url.unwrap_or_else(|_| "postgres://idem@127.0.0.1:26432/idem".to_owned());
+    for arguments in [&["doctor"][..], &["outbox", "list"], &["cleanup"]] {
+        let cure = "Have PgBouncer ignore it: add extra_float_digits to its ignore_startup_parameters";
+        command(&[("DATABASE_URL", &url)], arguments).refused(cure);
+    }
+}
+
+#[tokio::test]
+async fn a28_a_parameter_that_the_server_refuses_is_named_and_its_value_is_not() {
+    let fixture = Fixture::empty().await;
+    let url = format!("{}?options[work_mem]=s3cr3t", fixture.url);
+    let answer = command(&[("DATABASE_URL", &url)], &["doctor"]);
+    assert!(!answer.err.contains("s3cr3t"), "{answer:?}");
+    answer.refused("the server refuses the parameter work_mem that comes with the connection. Take it out");
+    fixture.store.disconnect().await;
+}
+
 #[tokio::test]
 async fn cleanup_without_tables_says_so_and_that_it_is_no_outage() {
     let fixture = Fixture::empty().await;

@@ -267,6 +267,19 @@ async fn o30_on_sqlite() {
     assert_eq!(file.texts(&TRAIL.replace("{audit}", "idem_audit")).await, trail([first, second]));
 }
 
+/// Whoever asked for it must notice that nothing was done, as where a relay was quicker.
+#[tokio::test]
+async fn what_skips_nothing_is_no_success() {
+    let fixture = Fixture::new().await;
+    let subject = Subject::new(fixture.store.clone()).await;
+    let [first, ..] = &subject.next().await[..] else { panic!("three events") };
+    // The statement finds nothing of what the look before it has found.
+    fixture.run("DELETE FROM outbox_destinations").await;
+    let why = ["outbox", "skip", &first.to_string(), "--because", "paid by hand", "--yes"];
+    fixture.idem_with(&why).refused("nothing was skipped: they had gone meanwhile");
+    fixture.drop().await;
+}
+
 /// O50: since the failover that the operator waited for, a lost event's number is another one's.
 async fn o50_an_operator_names_an_event_by_its_number_and_its_key<S: Store>(
     subject: &Subject<S>,

@@ -27,6 +27,7 @@ pub const STRUCTURED: &str = "application/cloudevents+json";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CloudEvents {
     is_structured: bool,
+    hides_causes: bool,
     source: Option<Box<str>>,
 }
 
@@ -66,7 +67,7 @@ impl CloudEvents {
     /// publishes again, after an `idem forget` or a restore, has the same bytes, and is a copy to receivers that compare payloads.
     #[must_use]
     pub fn structured() -> Self {
-        Self { is_structured: true, source: None }
+        Self { is_structured: true, ..Self::default() }
     }
 
     /// Whether events are sent in structured mode.
@@ -76,7 +77,8 @@ impl CloudEvents {
     }
 
     /// Sets the `source` of events, a URI reference. Defaults to `/idem/<tenant>/<consumer>`, percent-encoded, and
-    /// `/idem/<consumer>` where there is only one tenant.
+    /// `/idem/<consumer>` where there is only one tenant. A consumer that was renamed keeps its first name there, from which the ids of
+    /// its events are derived: a copy that goes after that has the bytes of the one before.
     ///
     /// # Errors
     /// [`ConfigError`] if it is empty, longer than 500 bytes, or not a URI reference.
@@ -90,13 +92,19 @@ impl CloudEvents {
         }
     }
 
+    /// Leaves out `correlationid` and `causationid`, which are keys of other messages, for receivers that are somebody else.
+    #[must_use]
+    pub fn without_causes(self) -> Self {
+        Self { hides_causes: true, ..self }
+    }
+
     /// The attributes of CloudEvents, without a prefix; none if the event has no type.
     #[must_use]
     pub fn attributes(&self, event: &OutgoingEvent) -> Vec<(&'static str, String)> {
         let Some(event_type) = &event.event_type else { return Vec::new() };
         let source = || match event.tenant.as_ref() {
-            "" => format!("/idem/{}", of_uri(event.consumer.as_str())),
-            tenant => format!("/idem/{}/{}", of_uri(tenant), of_uri(event.consumer.as_str())),
+            "" => format!("/idem/{}", of_uri(event.derives_as.as_str())),
+            tenant => format!("/idem/{}/{}", of_uri(tenant), of_uri(event.derives_as.as_str())),
         };
         let mut attributes = vec![
             ("specversion", "1.0".to_owned()),
@@ -107,9 +115,11 @@ impl CloudEvents {
         ];
         attributes.extend(event.content_type.as_ref().map(|kind| ("datacontenttype", kind.to_string())));
         attributes.push((KEY_FIELD, event.key.as_str().to_owned()));
-        let text = |name: &'static str, header: &str| Some((name, event.headers.text(header)?.to_owned()));
-        attributes.extend(text("correlationid", CAUSE));
-        attributes.extend(text("causationid", CAUSED_BY));
+        if !self.hides_causes {
+            let text = |name: &'static str, header: &str| Some((name, event.headers.text(header)?.to_owned()));
+            attributes.extend(text("correlationid", CAUSE));
+            attributes.extend(text("causationid", CAUSED_BY));
+        }
         attributes
     }
 

@@ -8,6 +8,7 @@ mod measure;
 mod rounds;
 mod settings;
 mod state;
+mod unconfirmed;
 
 use std::{
     fmt,

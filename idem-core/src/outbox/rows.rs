@@ -238,6 +238,8 @@ pub struct OutgoingEvent {
     pub number: EventNumber,
     /// The consumer whose handler published it, or the writer of a plain outbox.
     pub consumer: ConsumerName,
+    /// The name from which its id is derived: the consumer's first one, where it was renamed since.
+    pub derives_as: ConsumerName,
     /// The tenant of that consumer's message; empty if there is only one tenant.
     pub tenant: Box<str>,
     /// The key by which its receivers know it.
@@ -279,6 +281,7 @@ impl OutgoingEvent {
     ) -> Self {
         Self {
             number,
+            derives_as: consumer.clone(),
             consumer,
             tenant: Box::default(),
             key,
@@ -387,6 +390,9 @@ pub struct OutboxBacklog {
     pub behind: u64,
     /// The age of the oldest event that neither failed nor waits behind a failed one; `None` if there is none.
     pub oldest: Option<Duration>,
+    /// For how long the oldest event that may go now may go: since it was published, or since its last wait ended; `None` if there is
+    /// none. An event that waits for its next try does not count, however old it is.
+    pub due: Option<Duration>,
     /// How long ago receivers may first have got a copy of one of its events, at most; `None` if none of them was ever sent.
     pub first_sent_ago: Option<Duration>,
     /// How long its receivers recognise a copy, as the last relay had it; [`RECEIVER_KEEPS`] before the first one.
@@ -411,6 +417,7 @@ impl OutboxBacklog {
             failed: 0,
             behind: 0,
             oldest: None,
+            due: None,
             first_sent_ago: None,
             receiver_keeps: RECEIVER_KEEPS,
             limits: None,
@@ -562,6 +569,10 @@ pub trait Outbox: Send + Sync + 'static {
 
     /// Releases these waiting or failed events at once, and counts their attempts anew. Returns how many there were.
     async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError>;
+
+    /// The same for stale events, once a person knows that their receivers have no copy: the time for which receivers know one begins anew,
+    /// or a relay would set them aside again. That a copy may be out there stays known, and they are called stale no longer.
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError>;
 
     /// Removes these events unsent, and releases the events behind them. Returns how many there were.
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError>;

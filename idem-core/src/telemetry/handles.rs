@@ -6,7 +6,7 @@ use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
     COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DESTINATION,
     DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric,
-    OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
+    OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
     OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS,
     RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
@@ -162,6 +162,7 @@ pub(crate) struct RelayMetrics {
     pub(crate) waiting: Gauge,
     pub(crate) failed: Gauge,
     pub(crate) oldest: Gauge,
+    pub(crate) due: Gauge,
     pub(crate) published: Counter,
     pub(crate) publish: Histogram,
 }
@@ -175,6 +176,7 @@ impl RelayMetrics {
             waiting: gauge(OUTBOX_WAITING),
             failed: gauge(OUTBOX_FAILED),
             oldest: gauge(OUTBOX_OLDEST),
+            due: gauge(OUTBOX_DUE),
             published: metrics::counter!(OUTBOX_PUBLISHED.name, DESTINATION => destination.to_owned()),
             publish: metrics::histogram!(OUTBOX_PUBLISH.name, DESTINATION => destination.to_owned()),
         }

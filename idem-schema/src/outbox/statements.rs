@@ -2,6 +2,8 @@
 
 mod sqlite;
 
+pub use self::sqlite::retried_on_sqlite;
+
 use std::sync::Arc;
 
 use crate::{migrations::Dialect, name::SchemaName, postgres::statements};
@@ -65,11 +67,11 @@ WHERE id = $1::int4 AND relayed_by = $2::text";
 
     /// The next events that may go, and those before them that stand behind others. Parameters: 1 destination `int4`, 2 how many
     /// `int8`, 3 how many bytes `int8`. Result, in the order of `number int8`: `is_behind bool`, `tenant text`, `consumer_name
-    /// text`, `event_key text`, `ordering_key bytea`, `event_type text`, `content_type text`, `headers text`, `payload bytea`,
-    /// NULL where it is behind, `created_at` in µs since the Unix epoch, `attempts int4`, `first_sent_ago` in µs or NULL.
+    /// text`, `derives_as text`, `event_key text`, `ordering_key bytea`, `event_type text`, `content_type text`, `headers text`,
+    /// `payload bytea`, NULL where it is behind, `created_at` in µs since the Unix epoch, `attempts int4`, `first_sent_ago` in µs or NULL.
     next_events: "\
-SELECT number, is_behind, tenant, consumer_name, event_key, ordering_key, event_type, content_type, headers, payload, created_at,
-    attempts, first_sent_ago
+SELECT number, is_behind, tenant, consumer_name, derives_as, event_key, ordering_key, event_type, content_type, headers, payload,
+    created_at, attempts, first_sent_ago
 FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. Result, one row: `marked int8`.
@@ -88,7 +90,7 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
 
     /// The waiting events. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names:
     /// `id int4`, `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`,
-    /// `oldest`, `first_sent_ago` and `receiver_keeps` in µs or NULL, and what it takes as in `select_destination`.
+    /// `oldest`, `due`, `first_sent_ago` and `receiver_keeps` in µs or NULL, and what it takes as in `select_destination`.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     (extract(epoch FROM d.receiver_keeps) * 1000000::numeric)::int8 AS receiver_keeps,
@@ -96,6 +98,7 @@ SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
     n.pending, n.waiting, n.failed, n.behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.due) * 1000000::numeric)::int8 AS due,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.first_sent) * 1000000::numeric)::int8 AS first_sent_ago
 FROM {schema}.outbox_destinations AS d CROSS JOIN LATERAL {schema}.count_events(d.id, $1::text) AS n
 ORDER BY d.name";
@@ -104,8 +107,8 @@ ORDER BY d.name";
     /// that of `next_events` with a payload that is always NULL, and `destination text`, `payload_bytes int8`, `state int4`,
     /// `error text`, `not_before` in µs since the Unix epoch or NULL.
     list_events: "\
-SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name, o.event_key, o.ordering_key,
-    o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
+SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name,
+    coalesce(c.derives_as, c.name, '') AS derives_as, o.event_key, o.ordering_key, o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
     (extract(epoch FROM o.created_at) * 1000000::numeric)::int8 AS created_at, o.attempts,
     (extract(epoch FROM pg_catalog.clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
         coalesce(o.not_before, o.created_at), d.relay_lost_at)) * 1000000::numeric)::int8 AS first_sent_ago,
@@ -118,6 +121,9 @@ ORDER BY o.number LIMIT $3::int8";
 
     /// Lets waiting and failed events go again. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one row: `events int8`.
     retry_events: "SELECT {schema}.retry_events($1::int8[], $2::text[], false) AS events";
+
+    /// The same for stale ones: the time for which their receivers know a copy begins anew.
+    retry_stale_events: "SELECT {schema}.retry_events($1::int8[], $2::text[], true) AS events";
 
     /// Removes events unsent, and lets those go that waited behind them. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one
     /// row: `events int8`.

@@ -80,3 +80,42 @@ fn a10_a_code_at_commit_is_a_rollback_unless_the_connection_went_with_it() {
         assert_eq!(commit_outcome(code), CommitOutcome::Unknown, "{code}");
     }
 }
+
+/// A28: a person is told which parameter was refused and what to do, and nothing else of the message.
+#[test]
+fn a28_a_refused_parameter_is_named_and_no_value() {
+    let told = |code: &str, message: &str| refused_parameter(code, message).map(|error| error.to_string());
+    for (code, message, problem, cure) in [
+        (
+            "08P01",
+            "unsupported startup parameter: extra_float_digits",
+            "a pooler before the server refuses the parameter extra_float_digits",
+            "add extra_float_digits to its ignore_startup_parameters; a program",
+        ),
+        (
+            "08P01",
+            "unsupported startup parameter in options: statement_timeout",
+            "refuses the parameter statement_timeout that",
+            "add statement_timeout to its ignore_startup_parameters",
+        ),
+        ("08P01", "unsupported startup parameter: s3cr3t!", "refuses a parameter that", "add its name to"),
+        (
+            "42704",
+            "unrecognized configuration parameter \"idem.x\"",
+            "the server refuses the parameter idem.x",
+            "Take it",
+        ),
+        (
+            "22023",
+            "invalid value for parameter \"work_mem\": \"s3cr3t\"",
+            "refuses the parameter work_mem",
+            "a value that",
+        ),
+        ("22023", "s3cr3t", "the server refuses a parameter", "Take it out"),
+    ] {
+        let text = told(code, message).unwrap_or_default();
+        assert!(text.contains(problem) && text.contains(cure) && !text.contains("s3cr3t"), "{message}: {text}");
+    }
+    assert_eq!(told("08P01", "invalid message format"), None);
+    assert_eq!(told("28P01", "unsupported startup parameter: x"), None);
+}

@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{AppendLimits, DriverError, class_of, describe_report, unreadable};
+use idem_schema::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
 use sqlx::{
     Row as _,
     error::DatabaseError,
@@ -112,7 +112,10 @@ pub(super) fn describe(error: &(dyn Error + 'static)) -> Option<String> {
 fn describe_database(error: &(dyn DatabaseError + 'static)) -> String {
     let report = error.try_downcast_ref::<PgDatabaseError>();
     let [constraint, table, column] = report.map_or([None; 3], |e| [e.constraint(), e.table(), e.column()]);
-    describe_report(&code_of(error), constraint, table, column)
+    let code = code_of(error);
+    // A pool connects while a statement is meant to run, and a pooler's refusal of that has a code of its own.
+    let refused = if code == "08P01" { refused_parameter(&code, error.message()) } else { None };
+    refused.map_or_else(|| describe_report(&code, constraint, table, column), |refused| refused.to_string())
 }
 
 pub(super) fn code(error: &sqlx::Error) -> String {
@@ -162,13 +165,8 @@ pub(super) fn committing(source: sqlx::Error) -> CommitError {
 /// An error while connecting. Refusals of rights pass as unavailable here, because credentials may be in rotation; start-up
 /// looks at them again.
 pub(super) fn connecting(source: sqlx::Error) -> StoreError {
-    if is_refused_setting(&source) {
-        return StoreError::Refused {
-            problem: "the server, or a pooler before it, refuses a setting that comes with the connection".to_owned(),
-            cure: "Have PgBouncer ignore it: ignore_startup_parameters = extra_float_digits; a program of your own can set \
-                   its store's `statements` to `Unnamed` instead"
-                .to_owned(),
-        };
+    if let Some(refused) = refused_setting(&source) {
+        return refused;
     }
     if let sqlx::Error::Configuration(_) = source {
         let problem = "the options of the connection cannot be used".to_owned();
@@ -177,14 +175,10 @@ pub(super) fn connecting(source: sqlx::Error) -> StoreError {
     StoreError::Unavailable { doing: "connecting", source: Box::new(source) }
 }
 
-pub(super) fn is_refused_setting(error: &sqlx::Error) -> bool {
-    let reported = error.as_database_error();
-    reported.is_some_and(|error| match code_of(error).as_str() {
-        "08P01" => error.message().contains("startup parameter"),
-        // The server itself, about a setting that it does not know or cannot take.
-        "22023" | "42704" => true,
-        _ => false,
-    })
+/// The refusal of a connection for a setting that came with it.
+pub(super) fn refused_setting(error: &sqlx::Error) -> Option<StoreError> {
+    let reported = error.as_database_error()?;
+    refused_parameter(&code_of(reported), reported.message())
 }
 
 /// One value of a row.

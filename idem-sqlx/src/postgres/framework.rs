@@ -32,7 +32,7 @@ impl Framework {
 
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Db>, sqlx::Error> {
         match self.pool.acquire().await {
-            Err(error) if error::is_refused_setting(&error) && self.limit.setting().is_some() => {}
+            Err(error) if error::refused_setting(&error).is_some() && self.limit.setting().is_some() => {}
             acquired => return acquired,
         }
         // It may have been another setting, and then it is refused again.

@@ -115,6 +115,19 @@ impl Books {
         }
     }
 
+    pub(super) fn name_of(&self, scope: ScopeId) -> Option<(ConsumerName, Tenant)> {
+        self.scopes.iter().find(|(_, id)| **id == scope).map(|(name, _)| name.clone())
+    }
+
+    pub(super) fn scopes_of(&self, consumer: &ConsumerName) -> Vec<ScopeId> {
+        self.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| *scope).collect()
+    }
+
+    /// The name from which the ids of its events are derived.
+    pub(super) fn first_name(&self, consumer: &ConsumerName) -> ConsumerName {
+        self.first_names.get(consumer).unwrap_or(consumer).clone()
+    }
+
     /// A new consumer under the first name of another one would give the same ids to its events (O37).
     fn check_first_name(&self, name: &ConsumerName) -> Result<(), StoreError> {
         let mut renamed = self.first_names.iter().filter(|(now, first)| *first == name && *now != name);

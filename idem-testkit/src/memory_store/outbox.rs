@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, Destination, OrderingKey, ResultBody, StoreError, Tenant,
+    ConsumerName, Destination, OrderingKey, ResultBody, StoreError,
     outbox::{
         Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult,
         LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
@@ -293,10 +293,16 @@ impl Events {
         self.rows.get(&event.number).is_some_and(|row| by_number || row.event.key == event.key)
     }
 
-    fn retry(&mut self, number: EventNumber, now: SystemTime) -> bool {
+    fn retry(&mut self, number: EventNumber, with_stale: bool, now: SystemTime) -> bool {
+        let lost_at = self.rows.get(&number).and_then(|row| self.lost_at(row.event.destination));
         let waits = |row: &&mut EventRow| matches!(row.state, EventState::Waiting | EventState::Failed);
         let Some(row) = self.rows.get_mut(&number).filter(waits) else { return false };
-        row.may_go_from = if row.state == EventState::Waiting { row.may_go_from.min(now) } else { now };
+        if with_stale {
+            row.first_sent_at = row.first_sent(lost_at).map(|_| now);
+            row.error.take_if(|error| error.starts_with("stale: "));
+        }
+        let is_early = row.state == EventState::Waiting && !with_stale;
+        row.may_go_from = if is_early { row.may_go_from.min(now) } else { now };
         (row.state, row.attempts) = (EventState::Pending, 0);
         true
     }
@@ -324,6 +330,7 @@ impl Events {
                 let age = now.duration_since(row.created_at).unwrap_or_default();
                 if may_go {
                     backlog.oldest = backlog.oldest.max(Some(age));
+                    backlog.due = backlog.due.max(now.duration_since(row.may_go_from).ok());
                 }
                 let ago = row.first_sent(lost_at).map(|at| now.duration_since(at).unwrap_or_default());
                 backlog.first_sent_ago = backlog.first_sent_ago.max(ago);
@@ -340,9 +347,11 @@ impl State {
     fn outgoing(&self, number: EventNumber) -> Option<OutgoingEvent> {
         let row = self.events.rows.get(&number)?;
         let (consumer, tenant) = self.books.name_of(row.event.scope)?;
+        let derives_as = self.books.first_name(&consumer);
         let event = &row.event;
         let mut outgoing =
             OutgoingEvent::new(number, consumer, event.key.clone(), event.payload.clone(), row.created_at);
+        outgoing.derives_as = derives_as;
         outgoing.tenant = tenant.as_str().into();
         outgoing.ordering_key.clone_from(&event.ordering_key);
         outgoing.event_type.clone_from(&event.event_type);
@@ -421,6 +430,18 @@ impl MemoryOutbox {
 
     fn has(&self, defect: Defect) -> bool {
         self.0.shared.has(defect)
+    }
+
+    async fn retry_those(&self, events: &[EventName], with_stale: bool) -> Result<u64, StoreError> {
+        let by_number = self.has(Defect::SettlesByNumberAlone);
+        let retry = |state: &mut State| {
+            let now = state.now();
+            let retried = |event: &&EventName| {
+                state.events.is_there(event, by_number) && state.events.retry(event.number, with_stale, now)
+            };
+            events.iter().filter(retried).count() as u64
+        };
+        self.book("retrying events", retry).await
     }
 }
 
@@ -543,14 +564,11 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn retry(&self, events: &[EventName]) -> Result<u64, StoreError> {
-        let by_number = self.has(Defect::SettlesByNumberAlone);
-        let retry = |state: &mut State| {
-            let now = state.now();
-            let retried =
-                |event: &&EventName| state.events.is_there(event, by_number) && state.events.retry(event.number, now);
-            events.iter().filter(retried).count() as u64
-        };
-        self.book("retrying events", retry).await
+        self.retry_those(events, false).await
+    }
+
+    async fn retry_stale(&self, events: &[EventName]) -> Result<u64, StoreError> {
+        self.retry_those(events, true).await
     }
 
     async fn skip(&self, events: &[EventName]) -> Result<u64, StoreError> {
@@ -578,14 +596,4 @@ impl Outbox for MemoryOutbox {
 /// As the other stores do it, whose rows have numbers alone.
 fn unnamed() -> StoreError {
     StoreError::schema("a row of outbox holds a damaged consumer", "Start the consumer that has written it")
-}
-
-impl super::bookkeeping::Books {
-    fn name_of(&self, scope: ScopeId) -> Option<(ConsumerName, Tenant)> {
-        self.scopes.iter().find(|(_, id)| **id == scope).map(|(name, _)| name.clone())
-    }
-
-    fn scopes_of(&self, consumer: &ConsumerName) -> Vec<ScopeId> {
-        self.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| *scope).collect()
-    }
 }

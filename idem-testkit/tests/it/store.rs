@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{Bytes, HandlerError, Tx};
+use idem_core::{Bytes, ConsumerName, HandlerError, Tx};
 use idem_testkit::{
     MemoryStore,
     conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
@@ -111,6 +111,10 @@ impl StoreUnderTest for Subject {
                 self.0.hide_records(false);
             }
             Arrangement::EraseKeys | Arrangement::DropUniqueKey | Arrangement::DropSeal => return Err(NotOffered),
+            Arrangement::Rename => {
+                let [from, to] = ["orders", "purchases"].map(|name| ConsumerName::new(name).unwrap());
+                assert!(self.0.rename(&from, &to));
+            }
         }
         Ok(())
     }

@@ -151,7 +151,8 @@ impl StoreUnderTest for Subject {
             | Arrangement::Restore
             | Arrangement::EraseKeys
             | Arrangement::DropUniqueKey
-            | Arrangement::DropSeal => true,
+            | Arrangement::DropSeal
+            | Arrangement::Rename => true,
         }
     }
 

@@ -24,7 +24,8 @@ async fn o26_another_sdk_reads_what_is_posted() {
             let endpoint = endpoint.clone();
             async move { Ok(Some(endpoint)) }
         });
-        let publisher = publisher.unwrap().allow_private_networks().unwrap().allow_plaintext().cloud_events(mode);
+        let publisher =
+            publisher.unwrap().allow_private_networks().unwrap().allow_plaintext().sends_origin().cloud_events(mode);
         let answers = publisher.publish_events(&given).await;
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use idem_core::{
     BoxError, ConsumerName, Headers, IdempotencyKey,
-    outbox::{Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
+    outbox::{CloudEvents, Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
 };
 use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
 use tokio::net::{TcpSocket, TcpStream};
@@ -167,6 +167,26 @@ async fn o60_an_endpoint_does_not_learn_where_an_event_comes_from() {
     }
 }
 
+/// O60: nor by the attributes of a CloudEvent, in either mode.
+#[tokio::test]
+async fn o60_a_cloud_events_causes_are_its_origin_too() {
+    let receiver = Receiver::new([]).await;
+    let mut event = event(0);
+    event.event_type = Some("Charged".into());
+    for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+        for learns in [false, true] {
+            let publisher = own(receiver.url("/")).cloud_events(mode.clone());
+            let publisher = if learns { publisher.sends_origin() } else { publisher };
+            post(&publisher, &event).await.unwrap();
+            let arrived = receiver.posts().pop().unwrap();
+            let values = arrived.headers.values().any(|value| value.as_bytes() == b"order-0");
+            let body = String::from_utf8_lossy(&arrived.body);
+            assert_eq!(values || body.contains("order-0"), learns, "{mode:?} {:?} {body}", arrived.headers);
+            assert!(arrived.headers.contains_key("ce-id") || body.contains("specversion"), "it is a CloudEvent");
+        }
+    }
+}
+
 /// O61: an id that a header of HTTP does not carry as it is would arrive as another one, whose signature no receiver accepts.
 #[tokio::test]
 async fn o61_an_id_that_is_no_header_waits_for_a_person_at_once() {
@@ -222,7 +242,12 @@ async fn o21_an_endpoint_that_is_gone_is_told_of() {
     let none = WebhookPublisher::new(|_: &OutgoingEvent| async { Ok(None) });
     assert!(waits_for_a_person(post(&none.unwrap(), &event(0)).await).contains("switched off"));
     let unknown = WebhookPublisher::new(|_: &OutgoingEvent| async { Err("the table is locked".into()) });
-    assert!(!later(post(&unknown.unwrap(), &event(9)).await).1, "nothing was tried, so nothing is charged");
+    // Nothing was tried, so nothing is charged; and it is not in line, so the relay tells of it (O106).
+    let answer = post(&unknown.unwrap(), &event(9)).await;
+    assert!(
+        matches!(answer, Err(EventError::Later { may_be_sent: false, after: None, counted: false, .. })),
+        "{answer:?}"
+    );
 }
 
 /// S39: a stranger's endpoint reaches nothing behind this machine, by an address or by a name, and nothing in plain text.

@@ -1,6 +1,11 @@
-//! What a relay notes of the tries, of which an operator decides days later whether a copy may be with the receivers.
+//! What a relay notes of the tries, of which an operator decides days later whether a copy may be with the receivers;
+//! and what it tells at once.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use idem_core::{
     DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
@@ -9,6 +14,7 @@ use idem_core::{
 use idem_testkit::{MemoryStore, message};
 use idem_webhook::{Endpoint, Secret, WebhookPublisher};
 use tokio::time::{sleep, timeout};
+use tracing_subscriber::{fmt::MakeWriter, util::SubscriberInitExt as _};
 
 use crate::receiver::{Answer, Receiver};
 
@@ -19,6 +25,11 @@ async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), 
 
 /// An outbox with one event.
 async fn outbox() -> Arc<dyn Outbox> {
+    outbox_with(1).await
+}
+
+/// An outbox with so many.
+async fn outbox_with(events: u8) -> Arc<dyn Outbox> {
     let store = Arc::new(MemoryStore::new());
     let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
         .handler(handler_fn(publish))
@@ -27,7 +38,8 @@ async fn outbox() -> Arc<dyn Outbox> {
         .publishes_to(["hooks"])
         .build()
         .unwrap();
-    for (_, decision) in consumer.process(vec![message("1", b"1".to_vec())]).await.unwrap() {
+    let messages = (0..events).map(|number| message(&number.to_string(), b"1".to_vec()));
+    for (_, decision) in consumer.process(messages).await.unwrap() {
         assert!(decision.is_processed(), "{decision:?}");
     }
     store.outbox().expect("an outbox")
@@ -94,4 +106,84 @@ async fn o100_a_slow_try_that_sent_nothing_leaves_no_mark() {
     let slow = publisher("http://127.0.0.1:9/".to_owned(), Duration::from_millis(600));
     let tried = after_tries(&outbox, slow, 1).await;
     assert_eq!((tried.state, tried.event.first_sent_ago), (EventState::Waiting, None), "{tried:?}");
+}
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// Relays to this publisher until the relay's view has trouble. Returns the trouble, and the lines of the log about tries in vain.
+#[allow(clippy::disallowed_methods, reason = "the log tells nobody that it has grown")]
+async fn told_of(outbox: Arc<dyn Outbox>, publisher: WebhookPublisher) -> (String, Vec<String>) {
+    let log = Log::default();
+    let logging = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
+    // Where there is only one subscriber, a thread without one may be asked first whether a line is of interest.
+    let _another = tracing::Dispatch::new(tracing_subscriber::registry());
+    let _guard = logging.set_default();
+    let relay = Relay::builder(outbox).to("hooks", publisher).build().unwrap();
+    let view = relay.view();
+    let running = tokio::spawn(relay.run(std::future::pending()));
+    let told = async {
+        loop {
+            if let Some((why, _)) = view.destinations()[0].trouble.clone() {
+                return why;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let why = timeout(Duration::from_secs(60), told).await.expect("three tries in vain are trouble");
+    running.abort();
+    let text = log.text();
+    assert!(!text.contains("s3cr3t") && !why.contains("s3cr3t"), "{text}");
+    let lines = text.lines().filter(|line| line.contains("events were not confirmed"));
+    (why, lines.map(str::to_owned).collect())
+}
+
+/// O106: the log and the relay's view say what is wrong with an endpoint that never confirms, and nothing of its path.
+#[tokio::test]
+async fn o106_an_endpoint_that_never_confirms_is_told_of() {
+    let receiver = Receiver::new([(); 3].map(|()| Answer::Status(503))).await;
+    let to = publisher(receiver.url("/hooks/s3cr3t"), Duration::ZERO);
+    let (why, lines) = told_of(outbox_with(3).await, to).await;
+    let answered = "the endpoint at 127.0.0.1 answered 503 Service Unavailable";
+    assert!(why.contains(answered) && why.contains("none of the last 3 tries"), "{why}");
+    let [line] = &lines[..] else { panic!("one error is told once: {lines:#?}") };
+    for part in ["WARN", "destination=\"hooks\"", answered, "tries=1", "tries_max=10"] {
+        assert!(line.contains(part), "{part} is not in {line}");
+    }
+}
+
+/// O106: where the endpoints cannot be found, as while their table is locked, nothing goes either, and no try counts.
+#[tokio::test]
+async fn o106_a_look_for_endpoints_that_fails_is_told_of() {
+    let locked = |_: &OutgoingEvent| async { Err("the table is locked".into()) };
+    let (why, lines) = told_of(outbox_with(3).await, WebhookPublisher::new(locked).unwrap()).await;
+    assert!(why.contains("the table is locked"), "{why}");
+    let [line] = &lines[..] else { panic!("one error is told once: {lines:#?}") };
+    assert!(line.contains("the table is locked") && line.contains("tries=0"), "{line}");
 }

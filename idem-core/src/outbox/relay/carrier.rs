@@ -13,6 +13,7 @@ use super::{
     rest,
     rounds::Rounds,
     state::{Line, State},
+    unconfirmed::{TOLD_MAX, Told, Unconfirmed},
 };
 use crate::{
     bugs::{Bug, planted},
@@ -45,7 +46,7 @@ const BUSY: usize = 20;
 const ROUNDS_MAX: Duration = Duration::from_millis(500);
 
 /// How often the log repeats why the destination receives nothing.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+pub(super) const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// The same for events that wait for a person.
 const FAILURES_TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -68,6 +69,7 @@ pub(super) struct Carrier {
     /// Consecutive steps in which the destination confirmed nothing.
     pub(super) tries: u32,
     told_at: Option<Instant>,
+    unconfirmed_told: Told,
     failures_told_at: Option<Instant>,
     untold_failures: u64,
     /// Whether the relay stops without having noted the ends of some events.
@@ -100,6 +102,7 @@ impl Carrier {
             stopping,
             tries: 0,
             told_at: None,
+            unconfirmed_told: Told::default(),
             failures_told_at: None,
             untold_failures: 0,
             leaves_unnoted: false,
@@ -365,6 +368,7 @@ impl Carrier {
         let destination = &*self.line.destination;
         if judged.confirmed > 0 {
             self.tries = 0;
+            self.line.confirmed();
             if let Some(time) = self.line.out_of_trouble()
                 && self.told_at.take().is_some()
             {
@@ -378,6 +382,22 @@ impl Carrier {
                 tracing::warn!(
                     destination, error = why, since = ?time,
                     "events do not get to their destination now; they wait in the outbox, and none is charged"
+                );
+            }
+        }
+        if let Some(last) = judged.unconfirmed.last().filter(|_| judged.confirmed == 0) {
+            self.line.in_vain(judged.tried, &last.error);
+        }
+        for Unconfirmed { error, events, tries } in &judged.unconfirmed {
+            if self.unconfirmed_told.is_due(error) {
+                let tries_max = self.route.retry.attempts;
+                tracing::warn!(
+                    destination,
+                    events,
+                    tries,
+                    tries_max,
+                    error,
+                    "events were not confirmed, and are tried again; this error is named once a minute"
                 );
             }
         }
@@ -439,6 +459,10 @@ pub(super) struct Judged<'e> {
     refused: Option<String>,
     /// Why an event was not confirmed, if the event is not at fault.
     away: Option<String>,
+    /// Events that were not confirmed for a reason of their own or of their endpoint's, and are tried again.
+    tried: u64,
+    /// The same by that reason, as many as the log names.
+    pub(super) unconfirmed: Vec<Unconfirmed>,
     failures: u64,
     /// Key and reason of the first event that is left to a person.
     failure: Option<(String, String)>,
@@ -465,13 +489,23 @@ impl<'e> Judged<'e> {
             EventEnd::Later { counted: false, error, .. } => {
                 self.away.get_or_insert_with(|| error.clone());
             }
-            EventEnd::Later { .. } => {}
+            EventEnd::Later { error, .. } => self.unconfirmed(event.attempts.saturating_add(1), error),
             EventEnd::Failed { error, .. } => {
                 self.failures += 1;
                 self.failure.get_or_insert_with(|| (event.key.to_string(), error.clone()));
             }
         }
         self.ends.push((event, end));
+    }
+
+    /// Counts an event that was not confirmed, and was tried so often.
+    pub(super) fn unconfirmed(&mut self, tries: u32, error: &str) {
+        self.tried += 1;
+        if let Some(same) = self.unconfirmed.iter_mut().find(|other| other.error == error) {
+            same.events += 1;
+        } else if self.unconfirmed.len() < TOLD_MAX {
+            self.unconfirmed.push(Unconfirmed { error: error.to_owned(), events: 1, tries });
+        }
     }
 }
 

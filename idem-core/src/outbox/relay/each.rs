@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
-    ends,
+    ends::{self, Became},
     lease::Lease,
-    rest,
+    rest, told,
 };
 use crate::{
     bugs::{Bug, planted},
@@ -190,10 +190,19 @@ impl Carrier {
         let (events, answers): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
         let mut judged = Judged::default();
         for (event, answer) in events.iter().zip(answers) {
+            if let Err(error @ EventError::Later { counted: false, after: None, .. }) = &answer {
+                // Where the destination has said when, the event is in line, and nothing is wrong.
+                judged.unconfirmed(event.attempts, &told(error));
+            }
             let mut became = ends::of(event, answer, &self.route.retry, self.tries);
-            // Another relay may have noted that it has it under way, and what it noted is not this one's to take back (O100).
-            if under_way.is_noted(event) && !lease.holds() {
-                became = became.may_be_sent();
+            if under_way.is_noted(event) {
+                if !lease.holds() {
+                    // Another relay may have noted that it has it under way, and what it noted is not this one's to take back (O100).
+                    became = became.may_be_sent();
+                } else if let Became::Refused(why) = &became {
+                    // Nothing was sent, and without an outcome the note would say otherwise (O100).
+                    judged.add(event, Became::Noted(ends::not_sent(why.clone(), self.tries)));
+                }
             }
             judged.add(event, became);
         }

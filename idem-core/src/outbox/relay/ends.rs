@@ -60,6 +60,11 @@ pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &
     })
 }
 
+/// The outcome of an event whose destination accepts nothing, where one must be noted.
+pub(super) fn not_sent(error: String, tries: u32) -> EventEnd {
+    EventEnd::Later { after: UNCOUNTED.backoff_now(tries.max(1)), error, may_be_sent: false, counted: false }
+}
+
 /// An event whose receivers may have forgotten its first copy is not sent again (O25): they could not recognise the copy, and
 /// it would have its effect twice.
 pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::ends::UNCOUNTED_MAX;
+use super::{ends::UNCOUNTED_MAX, unconfirmed::InVain};
 use crate::{
     error::StoreError,
     message::ConsumerName,
@@ -61,6 +61,7 @@ struct Look {
     trouble: Option<(Instant, String)>,
     /// The time at which the last trouble ended.
     mended_at: Option<Instant>,
+    in_vain: Option<InVain>,
     backlog: Option<OutboxBacklog>,
 }
 
@@ -103,7 +104,8 @@ pub struct Relayed {
     pub published: u64,
     /// Events that this relay has left to a person.
     pub failed: u64,
-    /// Why no event goes there now, and since how long; `None` while all is well.
+    /// Why no event goes there now, or why none of its last tries was confirmed, and since how long; `None` while all is well. One
+    /// endpoint of many that fails is no trouble of the destination as long as others confirm.
     pub trouble: Option<(String, Duration)>,
     /// The waiting events of all consumers by the last count; `None` before the first count.
     pub backlog: Option<OutboxBacklog>,
@@ -122,6 +124,7 @@ impl Line {
                 standing: RelayStanding::Undeclared,
                 trouble: None,
                 mended_at: None,
+                in_vain: None,
                 backlog: None,
             }),
         }
@@ -162,6 +165,17 @@ impl Line {
         Some(since.elapsed())
     }
 
+    /// Notes that an event was confirmed.
+    pub(super) fn confirmed(&self) {
+        self.look().in_vain = None;
+    }
+
+    /// Notes tries that were not confirmed, and are repeated. It is no outage: events that are tried again later hold nobody up.
+    pub(super) fn in_vain(&self, tries: u64, error: &str) {
+        let mut look = self.look();
+        look.in_vain = Some(InVain::add(look.in_vain.take(), tries, error));
+    }
+
     /// Whether events wait for the end of an outage.
     fn is_recovering(&self) -> bool {
         let look = self.look();
@@ -174,7 +188,11 @@ impl Line {
         self.metrics.waiting.set((backlog.waiting + backlog.behind) as f64);
         self.metrics.failed.set(backlog.failed as f64);
         self.metrics.oldest.set(backlog.oldest.unwrap_or_default().as_secs_f64());
-        self.look().backlog = Some(backlog.clone());
+        let mut look = self.look();
+        // In an outage each event is tried again every few seconds, and none of them may go for long.
+        let outage = look.trouble.as_ref().map(|(since, _)| since.elapsed()).filter(|_| waits(backlog));
+        self.metrics.due.set(backlog.due.max(outage).unwrap_or_default().as_secs_f64());
+        look.backlog = Some(backlog.clone());
     }
 
     fn relayed(&self) -> Relayed {
@@ -184,10 +202,19 @@ impl Line {
             standing: look.standing,
             published: self.published.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
-            trouble: look.trouble.as_ref().map(|(since, why)| (why.clone(), since.elapsed())),
+            trouble: look.trouble.as_ref().map(|(since, why)| (why.clone(), since.elapsed())).or_else(|| {
+                // What waits for a person by now is told as that.
+                let waits = look.backlog.as_ref().is_none_or(waits);
+                look.in_vain.as_ref().filter(|_| waits)?.trouble()
+            }),
             backlog: look.backlog.clone(),
         }
     }
+}
+
+/// Whether events wait for their first or next try.
+fn waits(backlog: &OutboxBacklog) -> bool {
+    backlog.pending + backlog.waiting > 0
 }
 
 impl State {

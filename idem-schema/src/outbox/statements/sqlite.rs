@@ -27,7 +27,8 @@ impl OutboxStatements {
             ),
             backlog: text(BACKLOG),
             list_events: text(LIST_EVENTS),
-            retry_events: text(&RETRY_EVENTS.replace("{named}", NAMED)),
+            retry_events: text(&retry(&retried_on_sqlite(NAMED, "false", "?3"))),
+            retry_stale_events: text(&retry(&retried_on_sqlite(NAMED, "true", "?3"))),
             skip_events: text(
                 &SKIP_EVENTS
                     .replace("{free}", &FREE.replace("{of}", "").replace("{now}", "?3"))
@@ -66,8 +67,9 @@ const FIRST_SENT: &str = r#"ifnull(o.first_sent_at, iif(o.state <= 1 AND ifnull(
     SELECT relay_lost_at FROM "{schema}_outbox_destinations" WHERE id = o.destination), ifnull(o.not_before, o.created_at), NULL))"#;
 
 /// The columns of an event, but its payload.
-const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name, o.event_key, o.ordering_key, o.event_type,
-    o.content_type, o.headers, o.created_at, o.attempts"#;
+const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name,
+    coalesce(c.derives_as, c.name, '') AS derives_as, o.event_key, o.ordering_key, o.event_type, o.content_type, o.headers, o.created_at,
+    o.attempts"#;
 
 const NEXT_EVENTS: &str = r#"
 SELECT o.number, m.is_behind, {event}, CASE WHEN NOT m.is_behind THEN o.payload END AS payload,
@@ -113,8 +115,8 @@ const PUBLISHED: &str = "b.number IN (SELECT value FROM json_each(?2)) \
     AND (b.number, b.event_key) IN (SELECT value, ?3 ->> key FROM json_each(?2))";
 
 /// The same of those that a person has named.
-const NAMED: &str = "b.number IN (SELECT value FROM json_each(?1)) \
-    AND (b.number, b.event_key) IN (SELECT value, ?2 ->> key FROM json_each(?1))";
+const NAMED: &str = "number IN (SELECT value FROM json_each(?1)) \
+    AND (number, event_key) IN (SELECT value, ?2 ->> key FROM json_each(?1))";
 
 /// Lets events go that wait only behind events that are removed next: `{gone}` says whether `b` is, `{of}` says of which
 /// destination.
@@ -142,21 +144,22 @@ DELETE FROM "{schema}_outbox" AS b WHERE {gone} AND b.destination = ?1"#;
 /// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
 SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
-    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, receiver_keeps,
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago, n ->> 6 AS due, receiver_keeps,
     kind, message_bytes_max, is_structured
 FROM (WITH counted AS MATERIALIZED (
     SELECT d.id, d.name, d.receiver_keeps, d.kind, d.message_bytes_max, d.is_structured, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
         SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
-            ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))
+            ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at),
+            ?2 - min(ifnull(o.not_before, o.created_at)) FILTER (WHERE o.state = 0 OR o.state = 1 AND o.not_before <= ?2))
         FROM (
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} AS first_sent_at FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} AS first_sent_at FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 0 ORDER BY number LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state IN (1, 2) LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
+            SELECT * FROM (SELECT state, consumer, created_at, not_before, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 3 LIMIT 100000)
         ) AS o
         WHERE ?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
@@ -172,10 +175,25 @@ LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer
 WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR o.state = ?2)
 ORDER BY o.number LIMIT ?3"#;
 
-const RETRY_EVENTS: &str = r#"
-UPDATE "{schema}_outbox" AS b SET state = 0, attempts = 0, not_before = min(ifnull(not_before, ?3), ?3)
-WHERE {named} AND state IN (1, 2);
-SELECT changes() AS events"#;
+/// As the function `retry_events` on PostgreSQL: `{stale}` says whether stale events are meant.
+const RETRIED: &str = r#"
+UPDATE "{schema}_outbox" AS o SET state = 0, attempts = 0,
+    not_before = iif({stale}, {now}, min(ifnull(not_before, {now}), {now})),
+    first_sent_at = iif({stale}, iif({first_sent} IS NULL, NULL, {now}), first_sent_at),
+    error = iif({stale} AND substr(error, 1, 7) = 'stale: ', NULL, error)
+WHERE {named} AND state IN (1, 2)"#;
+
+/// The template of the statement that lets waiting and failed events of the outbox `o` go again: those that `named` finds, now, and
+/// whether `stale` ones are meant, as the caller's dialect of parameters has them.
+#[must_use]
+pub fn retried_on_sqlite(named: &str, stale: &str, now: &str) -> String {
+    let text = RETRIED.replace("{first_sent}", FIRST_SENT).replace("{named}", named);
+    text.replace("{stale}", stale).replace("{now}", now)
+}
+
+fn retry(statement: &str) -> String {
+    format!("{statement};\nSELECT changes() AS events")
+}
 
 const SKIP_EVENTS: &str = r#"
 {free};

@@ -91,6 +91,8 @@ async fn the_log_has_each_committed_event_under_the_names_that_debezium_expects(
     assert_eq!(decisions.iter().map(|decision| decision.is_processed()).collect::<Vec<_>>(), [true, false, true]);
     // A duplicate says nothing again, and a unit of several messages what each has to say.
     consumer.decisions(messages).await.unwrap();
+    // O105: by its first name.
+    fixture.run("UPDATE consumers SET name = 'purchases', derives_as = name").await;
     let decisions = consumer.decisions(vec![message("d", "4"), message("e", "5")]).await.unwrap();
     assert!(decisions.iter().all(idem_core::Decision::is_processed), "{decisions:?}");
     assert_eq!(fixture.texts("SELECT event_key FROM outbox").await, [""; 0]);
@@ -119,7 +121,7 @@ async fn the_log_has_each_committed_event_under_the_names_that_debezium_expects(
         (2, "c", &["payload[bytea]:'\\x33'", "aggregatetype[text]:'payments'", "aggregateid[text]:'account-7'"]),
         (3, "c", &["id[text]:'c'", "aggregatetype[text]:'mails'"]),
         // O77: the record's key is the relay's, where it is text.
-        (4, "d", &["payload[bytea]:'\\x34'", "aggregateid[text]:'Küche\\7'"]),
+        (4, "d", &["payload[bytea]:'\\x34'", "aggregateid[text]:'Küche\\7'", ATTRIBUTES]),
         (6, "e", &["payload[bytea]:'\\x35'", "aggregatetype[text]:'payments'", "aggregateid[text]:'\\377\\000'"]),
     ] {
         let of_key = [format!("correlationid[text]:'{key}'"), format!("causationid[text]:'{key}'")];

@@ -51,7 +51,7 @@ impl Act for Qualified {
 async fn a28_named_statements_are_refused_at_start() {
     let fixture = Fixture::new().await;
     // As sqlx connects by itself, the pooler refuses a setting; without that one, it loses the statements.
-    let cures = ["Have PgBouncer ignore it: ignore_startup_parameters", "Let the pooler track prepared statements"];
+    let cures = ["Have PgBouncer ignore it: add extra_float_digits", "Let the pooler track prepared statements"];
     for (options, begin) in [pooler(), pooler().extra_float_digits(None)].into_iter().zip(cures) {
         let error = through(&fixture, options).build().unwrap().bookkeeping().verify().await.unwrap_err();
         // A worker has no flag for the other cure.
@@ -59,6 +59,11 @@ async fn a28_named_statements_are_refused_at_start() {
             |cure: &str| cure.starts_with(begin) && cure.contains("a program of your own") && cure.contains("Unnamed");
         assert!(matches!(&error, StoreError::Refused { cure, .. } if is_told(cure)), "{error:?}");
     }
+    // One that an application has added is named by its own name.
+    let added = pooler().extra_float_digits(None).options([("work_mem", "4MB")]);
+    let error = through(&fixture, added).build().unwrap().bookkeeping().verify().await.unwrap_err().to_string();
+    let is_named = ["options", "work_mem"].iter().any(|name| error.contains(&format!("the parameter {name} that")));
+    assert!(is_named && !error.contains("extra_float_digits") && !error.contains("4MB"), "{error}");
     fixture.drop().await;
 }
 

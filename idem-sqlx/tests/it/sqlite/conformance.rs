@@ -65,6 +65,9 @@ const DROP_KEY: &str = "
     DROP TABLE idem_processed_messages;
     ALTER TABLE without_key RENAME TO idem_processed_messages";
 
+const RENAME: &str =
+    "UPDATE idem_consumers SET name = 'purchases', derives_as = ifnull(derives_as, name) WHERE name = 'orders'";
+
 impl StoreUnderTest for Fresh {
     type Store = SqliteStore;
 
@@ -168,6 +171,7 @@ impl StoreUnderTest for Fresh {
             Arrangement::EraseKeys => self.file.run("UPDATE idem_processed_messages SET idempotency_key = ''").await,
             Arrangement::DropUniqueKey => self.file.run(DROP_KEY).await,
             Arrangement::DropSeal => return Err(NotOffered),
+            Arrangement::Rename => self.file.run(RENAME).await,
         }
         Ok(())
     }

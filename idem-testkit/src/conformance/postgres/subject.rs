@@ -139,6 +139,10 @@ pub fn arrangement_sql(arrangement: Arrangement) -> String {
             "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey".to_owned()
         }
         Arrangement::DropSeal => "DROP TRIGGER refuse_unsealed_commit ON units".to_owned(),
+        Arrangement::Rename => {
+            "UPDATE consumers SET name = 'purchases', derives_as = coalesce(derives_as, name) WHERE name = 'orders'"
+                .to_owned()
+        }
     }
 }
 

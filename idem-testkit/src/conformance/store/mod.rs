@@ -65,8 +65,10 @@ pub mod keys;
 pub mod limits;
 pub mod lost_commits;
 mod observed;
+pub mod operators;
 pub mod pipelined;
 pub mod records;
+pub mod relaying;
 pub mod relays;
 pub mod repeats;
 pub mod results;
@@ -378,12 +380,20 @@ macro_rules! store_conformance {
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,
+                o106_what_may_go_is_told_apart_from_what_waits,
                 o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
                 o25_what_waited_behind_others_was_in_nobodys_hands,
                 o100_a_note_of_a_try_that_sent_nothing_is_taken_back,
             }
             limits {
                 o107_an_event_that_never_fits_fails_its_message,
+            }
+            relaying {
+                o100_a_slow_refusal_leaves_no_mark,
+            }
+            operators {
+                o101_a_stale_event_that_is_let_go_stays_known,
+                o105_an_event_is_the_same_after_its_consumer_was_renamed,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -432,6 +432,32 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
 }
 
+/// O106: what may go and does not is told apart from what waits for its next try, as with one endpoint of many that fails.
+pub async fn o106_what_may_go_is_told_apart_from_what_waits<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let ages = async || {
+        let backlog = first_of(&*outbox, None).await;
+        (backlog.oldest.is_some_and(|age| age >= MINUTE), backlog.due.map(|age| age >= MINUTE))
+    };
+    publish(&fixture, &registered, ids[0], &[("1", None)]).await;
+    assert_eq!(ages().await, (false, Some(false)));
+    if !fixture.arrange(Arrangement::Age(2 * MINUTE)).await {
+        return;
+    }
+    assert_eq!(ages().await, (true, Some(true)), "nobody relays it");
+    let taken = next(&*outbox, ids[0]).await.remove(0);
+    settle(&*outbox, ids[0], &taken, later(3 * MINUTE)).await;
+    assert_eq!(ages().await, (true, None), "it waits for its next try");
+    assert!(fixture.arrange(Arrangement::Age(3 * MINUTE)).await);
+    assert_eq!(ages().await, (true, Some(false)), "its wait has just ended");
+    settle(&*outbox, ids[0], &taken, failed()).await;
+    assert_eq!(ages().await, (false, None));
+}
+
 /// O25: a relay whose lease ran out has recorded nothing about the events in its hands. Every event that was free to go by
 /// then, and has no outcome, may have been sent since.
 pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreUnderTest>(subject: &T) {

@@ -78,11 +78,13 @@ pub enum Arrangement {
     DropUniqueKey,
     /// Drops what refuses a COMMIT that idem did not send (A12).
     DropSeal,
+    /// Gives the consumer `orders` the name `purchases`, as `idem consumers rename` does it (O105).
+    Rename,
 }
 
 impl Arrangement {
     /// Every arrangement, one of each kind.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Age(Duration::ZERO),
         Self::SwallowRecords,
         Self::HideRecords,
@@ -90,6 +92,7 @@ impl Arrangement {
         Self::EraseKeys,
         Self::DropUniqueKey,
         Self::DropSeal,
+        Self::Rename,
     ];
 }
 

@@ -15,6 +15,8 @@ fn every_case_is_listed_in_the_macro() {
         ("failures", include_str!("failures.rs")),
         ("keys", include_str!("keys.rs")),
         ("lost_commits", include_str!("lost_commits.rs")),
+        ("operators", include_str!("operators.rs")),
+        ("relaying", include_str!("relaying.rs")),
         ("relays", include_str!("relays.rs")),
         ("records", include_str!("records.rs")),
         ("repeats", include_str!("repeats.rs")),

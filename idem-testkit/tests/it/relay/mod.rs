@@ -5,6 +5,7 @@
 mod fixture;
 mod identity;
 mod limits;
+mod measured;
 mod side_by_side;
 mod worker;
 

@@ -72,7 +72,8 @@ impl StoreUnderTest for Twin {
             | Arrangement::Restore
             | Arrangement::EraseKeys
             | Arrangement::DropUniqueKey
-            | Arrangement::DropSeal => return Err(NotOffered),
+            | Arrangement::DropSeal
+            | Arrangement::Rename => return Err(NotOffered),
         }
         Ok(())
     }

@@ -391,6 +391,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             store: self.store,
             metrics: UnitMetrics::of(&name),
             conflicts: super::Conflicts::of(&name),
+            turns: Arc::default(),
             repeats: super::Repeats::default(),
             source: OnceLock::new(),
             name,

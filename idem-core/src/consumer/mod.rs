@@ -23,6 +23,7 @@ mod set_aside;
 mod shared_units;
 mod together;
 mod transaction_use;
+mod turns;
 mod unit;
 
 use std::{
@@ -35,7 +36,7 @@ use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
 use self::{
     answers::Answers, conflicts::Conflicts, destinations::Destinations, repeats::Repeats, shared_units::SharedUnits,
-    transaction_use::TransactionUse,
+    transaction_use::TransactionUse, turns::Turns,
 };
 pub use self::{
     answers::Decided,
@@ -147,6 +148,8 @@ pub(crate) struct Inner<S: Store> {
     transaction_use: TransactionUse,
     /// Units in a row that found no winner; see [`unit`].
     no_winner: AtomicU32,
+    /// Whose turn it is with the key of a call.
+    turns: Arc<Turns>,
     /// Which calls are expected to be repeats.
     repeats: Repeats,
     /// Which conflicts of calls are noted.

@@ -263,7 +263,9 @@ impl<S: Store> RunOnce<S> {
     /// transaction happen once; its effects elsewhere may be repeated. To publish, it has the message as
     /// [`tx.message()`](Tx::message).
     ///
-    /// At most [`lanes`](crate::DedupConsumerBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes.
+    /// At most [`lanes`](crate::DedupConsumerBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes. Calls
+    /// with one key wait for the first of them in memory, for [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout) at most, and take
+    /// no lane meanwhile; one process of several that ask for it waits on a lane, as long again.
     ///
     /// # Errors
     /// [`RunOnceError`].
@@ -356,6 +358,11 @@ impl<S: Store> RunOnce<S> {
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
     {
         let item = self.identified(message).await?;
+        let turn = match &item.claim {
+            Some(claim) => self.inner.turns.take(claim, self.inner.settings.busy_timeout).await,
+            None => Ok(None),
+        };
+        let turn = turn.map_err(|_too_long| RunOnceError::Busy)?;
         let mut own = OwnSession::of(&self.inner).await;
         let final_errors = self.final_errors;
         // Asked for here, after the wait for a connection, which may be a long one.
@@ -382,6 +389,11 @@ impl<S: Store> RunOnce<S> {
                 }
             };
             own.inner.note(&item, expected, &decision).await;
+            if let Some(turn) = turn
+                && matches!(decision, Decision::Processed(_) | Decision::Duplicate(..) | Decision::Conflict(..))
+            {
+                turn.decided();
+            }
             answered(decision, result, item.message.key().cloned())
         });
         #[cfg(feature = "bugs")]

@@ -51,12 +51,12 @@ async fn refuse(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsi
         .await
 }
 
-/// How often the work ran, and how many outcomes its callers saw, when 200 ask at once for what is to be refused.
+/// How often the work ran, and how many outcomes its callers saw, when 200 of four processes ask at once for what is to be refused.
 async fn two_hundred_refusals() -> (usize, usize) {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
-    let payments = payments(&store);
-    payments.start().await.unwrap();
-    let calls = (0..200).map(|_| refuse(&payments, "order-1", &runs));
+    let processes = [(); 4].map(|()| payments(&store));
+    processes[0].start().await.unwrap();
+    let calls = processes.iter().cycle().take(200).map(|payments| refuse(payments, "order-1", &runs));
     let all = futures_join(calls).await;
     let outcomes: BTreeSet<_> = all.into_iter().map(|ran| format!("{:?}", ran.map(|ran| ran.value.body))).collect();
     assert!(store.rows("payments").is_empty(), "the effects of a refusal are taken back");
@@ -191,6 +191,51 @@ async fn v1_result_in_second_tx_is_seen() {
     }
     idem_core::bugs::plant(None);
     assert!(wrong > 0);
+}
+
+/// V17: calls that wait for one key take no lane, so that one with another key runs; those that wait too long are told so, and those that
+/// do not have the answer.
+#[tokio::test(start_paused = true)]
+async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
+    let store = Arc::new(MemoryStore::new());
+    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+    let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build_once().unwrap();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let Once::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
+        panic!("it was not done before")
+    };
+    let impatient = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
+    let another = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::timeout(Duration::from_millis(100), pay(&payments, "order-2", &runs)).await
+    };
+    let (impatient, another) = tokio::join!(impatient, another);
+    assert!(impatient.iter().all(|end| matches!(end, Err(RunOnceError::Busy))), "{impatient:?}");
+    assert!(!another.expect("it waits for calls of another key").unwrap().replayed);
+
+    let patient = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
+    let end = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        slow.finish(ResultBody::new("paid")).await
+    };
+    let (patient, end) = tokio::join!(patient, end);
+    end.unwrap();
+    assert!(patient.into_iter().all(|ran| ran.is_ok_and(|ran| ran.replayed && ran.value == ResultBody::new("paid"))));
+    assert_eq!(runs.load(Ordering::Relaxed), 1);
+}
+
+/// V17: where the call that has the turn is given up, the next one runs.
+#[tokio::test(start_paused = true)]
+async fn v17_a_turn_that_came_to_nothing_is_the_next_ones() {
+    let store = Arc::new(MemoryStore::new());
+    let (payments, runs) = (payments(&store), Arc::new(AtomicUsize::new(0)));
+    let Once::First(given_up) = payments.once("order-1", "order-1").await.unwrap() else {
+        panic!("it was not done before")
+    };
+    let calls = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
+    let (calls, ()) = tokio::join!(calls, given_up.give_up());
+    let values: BTreeSet<_> = calls.into_iter().map(|ran| ran.unwrap().value.body).collect();
+    assert_eq!((values.len(), runs.load(Ordering::Relaxed)), (1, 1));
 }
 
 #[tokio::test]

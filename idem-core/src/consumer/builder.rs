@@ -377,11 +377,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
-        check_publishing(&self.publishing, capabilities)?;
-        if self.settings.answers_for.is_some() && self.publishing.result_bytes_max.is_none() {
-            let rule = "this consumer keeps no results: call .keeps_results(…), or leave .answers_for(…) out";
-            return Err(ConfigError::new("answers_for", "set", rule));
-        }
+        check_publishing(&self.publishing, self.settings.answers_for.is_some(), capabilities)?;
         self.settings.check(capabilities.lanes_max)?;
         let hashes = match work.dispatches_by() {
             Some(place) => self.hashes.with_type(&place),
@@ -433,7 +429,11 @@ pub(super) fn shares_no_units() -> ConfigError {
 }
 
 /// Refuses settings for which the store has no table, and those under which nothing could be published.
-fn check_publishing(rules: &PublishRules, capabilities: StoreCapabilities) -> Result<(), ConfigError> {
+fn check_publishing(
+    rules: &PublishRules,
+    answers_end: bool,
+    capabilities: StoreCapabilities,
+) -> Result<(), ConfigError> {
     if !rules.destinations.is_empty() && !capabilities.outbox {
         let rule = "this store has no outbox: leave .publishes_to(…) out, or use a store that has one";
         return Err(ConfigError::new("publishes_to", "set", rule));
@@ -441,6 +441,10 @@ fn check_publishing(rules: &PublishRules, capabilities: StoreCapabilities) -> Re
     if rules.result_bytes_max.is_some() && !capabilities.results {
         let rule = "this store keeps no results: leave .keeps_results(…) out, or use a store that does";
         return Err(ConfigError::new("keeps_results", "set", rule));
+    }
+    if answers_end && rules.result_bytes_max.is_none() {
+        let rule = "this consumer keeps no results: call .keeps_results(…), or leave .answers_for(…) out";
+        return Err(ConfigError::new("answers_for", "set", rule));
     }
     let mut names = HashSet::new();
     for destination in &rules.destinations {

@@ -82,7 +82,7 @@ async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Fai
         return Ok(cleanup::previewed(&store.cleaner().preview(&settings).await?));
     }
     let mut runner = Cleanup::new(store.cleaner(), settings).map_err(|error| Failure::refused(error.to_string()))?;
-    Ok(cleanup::cleaned(&runner.cycle().await?))
+    Ok(cleanup::cleaned(&runner.cycle_until(cleanup::stop()).await?))
 }
 
 /// As on PostgreSQL.

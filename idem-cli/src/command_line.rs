@@ -521,7 +521,8 @@ pub(crate) struct Doctor {
     /// How long after its request a record of a service over HTTP is to be gone: compared with those that are still there
     #[arg(long, value_name = "TIME", value_parser = spans::span)]
     pub(crate) gone_within: Option<Duration>,
-    /// The number of a key that services have for sealing answers; repeatable: compared with those that answers are sealed with
+    /// The number of a key that services and other consumers have for sealing answers; repeatable: compared with those that the
+    /// answers are sealed with which end first and last, 10,000 each
     #[arg(long, value_name = "NUMBER")]
     pub(crate) sealing_key: Vec<u16>,
     /// How to answer

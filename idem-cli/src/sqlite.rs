@@ -82,29 +82,36 @@ async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Fai
         return Ok(cleanup::previewed(&store.cleaner().preview(&settings).await?));
     }
     let mut runner = Cleanup::new(store.cleaner(), settings).map_err(|error| Failure::refused(error.to_string()))?;
-    Ok(cleanup::cleaned(&runner.cycle().await?))
+    Ok(cleanup::cleaned(&runner.cycle_until(cleanup::stop()).await?))
 }
 
 /// As on PostgreSQL.
 const SERVICES: &str = r#"
-WITH latest AS (
-    SELECT r.consumer, r.key_id, r.stored_at, r.answer_until, r.sealed_with FROM "{schema}_processed_results" AS r
-    WHERE r.answer_until IS NOT NULL ORDER BY r.answer_until DESC LIMIT 10000
+WITH timed AS (
+    SELECT * FROM (SELECT r.consumer, r.key_id FROM "{schema}_processed_results" AS r
+        WHERE r.answer_until > {now} ORDER BY r.answer_until LIMIT 10000)
+    UNION SELECT * FROM (SELECT r.consumer, r.key_id FROM "{schema}_processed_results" AS r
+        WHERE r.answer_until IS NOT NULL ORDER BY r.answer_until DESC LIMIT 10000)
+    UNION SELECT * FROM (SELECT p.consumer, p.key_id FROM "{schema}_processed_messages" AS p
+        WHERE p.expires_at > {now} ORDER BY p.expires_at LIMIT 10000)
+    UNION SELECT * FROM (SELECT p.consumer, p.key_id FROM "{schema}_processed_messages" AS p
+        ORDER BY p.expires_at DESC LIMIT 10000)
 ), answers AS (
-    SELECT l.consumer, count(*) FILTER (WHERE l.answer_until > p.expires_at) AS outliving,
-        max(l.stored_at) FILTER (WHERE l.sealed_with IS NULL)
-            > min(l.stored_at) FILTER (WHERE l.sealed_with IS NOT NULL) AS unsealed,
-        group_concat(DISTINCT l.sealed_with) AS sealed_with
-    FROM latest AS l JOIN "{schema}_processed_messages" AS p ON p.consumer = l.consumer AND p.key_id = l.key_id
-    GROUP BY l.consumer
+    SELECT r.consumer, count(*) FILTER (WHERE r.answer_until > p.expires_at) AS outliving,
+        max(r.stored_at) FILTER (WHERE r.sealed_with IS NULL)
+            > min(r.stored_at) FILTER (WHERE r.sealed_with IS NOT NULL) AS unsealed,
+        group_concat(DISTINCT r.sealed_with) AS sealed_with
+    FROM timed AS t JOIN "{schema}_processed_results" AS r ON r.consumer = t.consumer AND r.key_id = t.key_id
+    JOIN "{schema}_processed_messages" AS p ON p.consumer = r.consumer AND p.key_id = r.key_id
+    WHERE r.kind & 6 = 0 GROUP BY r.consumer
 ), expired AS (
     SELECT p.consumer, p.processed_at FROM "{schema}_processed_messages" AS p WHERE p.expires_at < {now} ORDER BY p.expires_at LIMIT 10000
 )
-SELECT c.name AS service, c.retention / 1000000 AS keys_for, ifnull(a.outliving, 0) AS outliving,
+SELECT c.name AS service, c.handler = 'http' AS serves, c.retention / 1000000 AS keys_for, ifnull(a.outliving, 0) AS outliving,
     ifnull(a.unsealed, 0) AS unsealed, a.sealed_with,
     (SELECT ({now} - min(e.processed_at)) / 1000000 FROM expired AS e WHERE e.consumer = c.id) AS oldest
 FROM "{schema}_consumers" AS c LEFT JOIN answers AS a ON a.consumer = c.id
-WHERE c.handler = 'http' ORDER BY c.name"#;
+WHERE c.handler = 'http' OR a.sealed_with IS NOT NULL ORDER BY c.name"#;
 
 async fn doctor(store: &Arc<SqliteStore>, mut file: File, asked: &Doctor) -> Result<Report, Failure> {
     match store.bookkeeping().verify().await {
@@ -119,10 +126,8 @@ async fn doctor(store: &Arc<SqliteStore>, mut file: File, asked: &Doctor) -> Res
             };
             let facts = file.table(SERVICES, &[]).await?;
             findings.extend(services::findings(&facts, asked));
-            let services = |report: Report| match facts.is_empty() {
-                true => report,
-                false => report.table("services", services::services(&facts)),
-            };
+            let told = services::services(&facts);
+            let services = |report: Report| if told.is_empty() { report } else { report.table("services", told) };
             if findings.is_empty() {
                 return Ok(services(Report::new()).line("All is well."));
             }

@@ -262,7 +262,8 @@ pub trait Cleaner: Send + 'static {
     /// The last to finish a cycle; `None` if there was none.
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError>;
 
-    /// Writes down that a cycle is over.
+    /// Writes down that a cycle is over, or [a part](CleanupReport::part) of one, under the report's
+    /// [action](CleanupReport::action).
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError>;
 
     /// Gives the connection up until the next call.

@@ -91,7 +91,7 @@ impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
         let who = format!("{}, process {}", host_name(), std::process::id());
         let details = report.to_string();
-        let parameters = [who.as_str().into(), details.as_str().into()];
+        let parameters = [who.as_str().into(), details.as_str().into(), report.action().into()];
         self.rows(LOOK, &self.statements.note, &parameters).await.map(|_| ())
     }
 

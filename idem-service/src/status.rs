@@ -16,7 +16,7 @@ use idem_core::{
 };
 use idem_schema::SchemaName;
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::{task::JoinHandle, time::Instant};
 
 pub(crate) use crate::broker::Lag;
 use crate::{
@@ -200,7 +200,11 @@ impl Status {
     }
 
     /// Runs a task beside the worker. One that panics is reported by [`dead`](Self::dead) from then on.
-    pub(crate) fn supervise(self: &Arc<Self>, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn supervise(
+        self: &Arc<Self>,
+        task: &'static str,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
         struct Supervised(Arc<Status>, &'static str);
         impl Drop for Supervised {
             fn drop(&mut self) {
@@ -215,7 +219,7 @@ impl Status {
         tokio::spawn(async move {
             let _supervised = supervised;
             future.await;
-        });
+        })
     }
 
     /// A task that died, of the worker or beside it.

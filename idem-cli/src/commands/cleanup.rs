@@ -22,7 +22,23 @@ pub(crate) async fn run(target: &Target, clean: &Clean) -> Result<Report, Failur
         return Ok(previewed(&cleaner.preview(&settings).await?));
     }
     let mut cleanup = Cleanup::new(cleaner, settings).map_err(refused)?;
-    Ok(cleaned(&cleanup.cycle().await?))
+    Ok(cleaned(&cleanup.cycle_until(stop()).await?))
+}
+
+/// Ready once a signal asks the process to end.
+pub(crate) async fn stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminated.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 pub(crate) fn settings(clean: &Clean) -> Result<CleanupSettings, Failure> {
@@ -45,10 +61,13 @@ pub(crate) fn previewed(counted: &[(Expiring, u64)]) -> Report {
 
 pub(crate) fn cleaned(report: &CleanupReport) -> Report {
     let answer = Report::new().table("rows", rows(&report.removed));
-    match (report.elsewhere, report.unfinished.is_empty()) {
-        (true, _) => answer.line("Another cleaner is at work, and the rest was left to it."),
-        (false, false) => answer.line("More is left: run it again."),
-        (false, true) => answer,
+    match report {
+        CleanupReport { elsewhere: true, .. } => {
+            answer.line("Another cleaner is at work, and the rest was left to it.")
+        }
+        CleanupReport { part: true, .. } => answer.line("It was stopped: run it again for the rest."),
+        CleanupReport { unfinished, .. } if !unfinished.is_empty() => answer.line("More is left: run it again."),
+        CleanupReport { .. } => answer,
     }
 }
 

@@ -88,7 +88,8 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     let is_grave = findings.rows().iter().any(|row| row.text("level") != "notice");
     let exit = if is_grave { Exit::Found } else { Exit::Done };
     let report = Report::new().table("findings", findings).table("sources", sources);
-    let report = if facts.is_empty() { report } else { report.table("services", services::services(&facts)) };
+    let services = services::services(&facts);
+    let report = if services.is_empty() { report } else { report.table("services", services) };
     let report = report.table("forecast", forecast);
     let report = report.line(UNSEEN).exit(exit);
     Ok(if is_well { report.line("All is well.") } else { report })

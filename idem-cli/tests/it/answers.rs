@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{Effects, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Store, WorkError};
 use idem_sqlx::SqliteStore;
+use serde_json::Value;
 
 use crate::fixture::{Answer, Fixture, command};
 
@@ -133,6 +134,77 @@ async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
         let noted = "SELECT details FROM idem_audit WHERE action = 'read-key' ORDER BY id";
         let notes: Vec<String> = sqlx::query_scalar(noted).fetch_all(&mut connection).await.unwrap();
         assert!(!notes[0].contains("result") && notes[1].ends_with(", and its result"), "{notes:?}");
+    })
+    .await;
+}
+
+/// W167: after a change of keys the answers of the old one end first. The doctor finds them behind 10,000 of the new key, also
+/// where answers go with their records, and of a consumer that is no service too.
+async fn the_doctor_finds_the_older_key<S: Store>(
+    store: Arc<S>,
+    idem: impl Fn(&str) -> Answer,
+    run: impl AsyncFn(&'static str),
+    copy: &'static str,
+) {
+    pay(&store, "order-1").await.unwrap();
+    run("UPDATE processed_results SET sealed_with = 1").await;
+    run(copy).await;
+    let findings = |arguments: &str| {
+        let report: Value = serde_json::from_str(&idem(&format!("doctor --format json {arguments}")).out).unwrap();
+        let found = report["findings"].as_array().cloned().unwrap_or_default();
+        let of_payments = found.iter().map(|row| row["finding"].as_str().unwrap().to_owned());
+        of_payments.filter(|finding| finding.contains("payments ")).collect::<Vec<_>>()
+    };
+    let missing = |key: u8| {
+        [format!("answers of payments are sealed with key {key}, which is not among those given: no repeat gets them")]
+    };
+    assert_eq!(findings("--sealing-key 2"), missing(1));
+    assert_eq!(findings("--sealing-key 1"), missing(2));
+    assert!(findings("--sealing-key 1 --sealing-key 2 --client-window 365d --gone-within 1s").is_empty(), "no service");
+    run("UPDATE processed_results SET answer_until = NULL").await;
+    assert_eq!(findings("--sealing-key 2"), missing(1), "each goes with its record");
+    assert_eq!(findings("--sealing-key 1"), missing(2));
+    run("UPDATE processed_results SET kind = 4, body = '', sealed_with = NULL").await;
+    assert!(findings("--sealing-key 3").is_empty(), "they are over");
+}
+
+/// Answers of another key to other requests, which end a second later.
+const COPIES: &str = "
+    INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+    SELECT key_id('copy-' || n), m.expires_at + interval '1 second', m.consumer, m.hash_id, m.processed_by, 'copy-' || n, m.payload_hash
+        FROM processed_messages AS m, generate_series(1, 10000) AS n;
+    INSERT INTO processed_results (consumer, key_id, kind, body, sealed_with, answer_until)
+    SELECT m.consumer, m.key_id, 0, '', 2, r.answer_until + interval '1 second'
+        FROM processed_messages AS m, processed_results AS r WHERE m.key_id <> r.key_id";
+
+const COPIES_ON_SQLITE: &str = "
+    WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 10000)
+    INSERT INTO processed_messages SELECT m.consumer, CAST(n AS BLOB), 'copy-' || n, m.payload_hash, m.hash_id, m.processed_at,
+        m.processed_by, m.expires_at + 1000000 FROM processed_messages AS m, numbers;
+    INSERT INTO processed_results (consumer, key_id, kind, body, sealed_with, stored_at, answer_until)
+    SELECT m.consumer, m.key_id, 0, x'', 2, r.stored_at, r.answer_until + 1000000
+        FROM processed_messages AS m, processed_results AS r WHERE m.key_id <> r.key_id";
+
+#[tokio::test]
+async fn w167_the_doctor_finds_the_older_key_on_postgres() {
+    let fixture = Fixture::new().await;
+    let run = async |text: &'static str| fixture.run(text).await;
+    let store = Arc::new(fixture.store.clone());
+    the_doctor_finds_the_older_key(store, |arguments| fixture.idem(arguments), run, COPIES).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn w167_the_doctor_finds_the_older_key_on_sqlite() {
+    on_sqlite(async |store, path, idem| {
+        let run = async |text: &'static str| {
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+            let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
+            let text = text.replace("processed_", "idem_processed_").replace("idem_processed_at", "processed_at");
+            let text = text.replace("idem_processed_by", "processed_by").replace("body = ''", "body = x''");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
+        };
+        the_doctor_finds_the_older_key(store, |line| idem(&words(line)), run, COPIES_ON_SQLITE).await;
     })
     .await;
 }

@@ -9,6 +9,7 @@
 
 mod answers;
 mod audit;
+mod cleaning;
 mod consumers;
 mod dead_letters;
 mod erase;

@@ -1,10 +1,13 @@
 //! Runs cleanup: cycles of bounded steps on a timer of its own, which no error ends.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{Backlog, Cleaner, CleanupSettings, Expiring, Removal, Removed};
 use crate::{
@@ -18,15 +21,27 @@ const TIMEOUTS_MAX: u32 = 8;
 /// Cycles in a row that may fail before it is an alarm.
 const FAILED_CYCLES_MAX: u32 = 10;
 
+/// After this time a cycle that goes on writes down what it has removed: a process that is killed leaves no more out of the
+/// trail, and no table grows by a line a step.
+const NOTED_EVERY: Duration = Duration::from_secs(60);
+
+/// How long a stop waits for the step in hand: one that is dropped may have been committed, and nobody would know its rows.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a stop waits for its line of the trail, after a step that did not end.
+const NOTED_WITHIN: Duration = Duration::from_secs(2);
+
 /// The rows that one cycle removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CleanupReport {
     /// How many rows of each kind, in the order of [`Expiring::ALL`].
     pub removed: Vec<(Expiring, u64)>,
-    /// Tables in which more is left, because the cap of a cycle was reached.
+    /// Tables in which more may be left, because the cap of a cycle was reached, or the cycle was stopped.
     pub unfinished: Vec<Expiring>,
     /// Whether another cleaner was at work, so that this one left the rest to it.
     pub elsewhere: bool,
+    /// Whether these are rows of a cycle that goes on, or ended early.
+    pub part: bool,
 }
 
 impl CleanupReport {
@@ -34,6 +49,19 @@ impl CleanupReport {
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.removed.iter().map(|(_, rows)| rows).sum()
+    }
+
+    /// Its action in the audit trail: `cleanup` for a cycle that is over, which [`Cleaner::last`] answers, else `cleanup-part`.
+    #[must_use]
+    pub const fn action(&self) -> &'static str {
+        if self.part { "cleanup-part" } else { "cleanup" }
+    }
+
+    fn add(&mut self, kind: Expiring, rows: u64) {
+        match self.removed.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, removed)) => *removed += rows,
+            None => self.removed.push((kind, rows)),
+        }
     }
 }
 
@@ -92,6 +120,11 @@ pub struct Cleanup {
     /// Rows a step, as the last steps went.
     size: u32,
     view: CleanupView,
+    /// Asks the cycle to end after the step in hand.
+    stopping: CancellationToken,
+    /// What was removed and is not written down yet, and since when at most.
+    unnoted: CleanupReport,
+    noted_at: Instant,
     /// Called with the rows of every step.
     count: Box<dyn Fn(u64) + Send + Sync>,
 }
@@ -109,7 +142,16 @@ impl Cleanup {
     /// [`ConfigError`] names field, value and rule.
     pub fn new(cleaner: Box<dyn Cleaner>, settings: CleanupSettings) -> Result<Self, ConfigError> {
         settings.check()?;
-        Ok(Self { cleaner, settings, size: settings.rows_max, view: CleanupView::default(), count: Box::new(|_| {}) })
+        Ok(Self {
+            cleaner,
+            settings,
+            size: settings.rows_max,
+            view: CleanupView::default(),
+            stopping: CancellationToken::new(),
+            unnoted: CleanupReport::default(),
+            noted_at: Instant::now(),
+            count: Box::new(|_| {}),
+        })
     }
 
     /// Also calls `count` with the number of rows that each step removed.
@@ -125,16 +167,15 @@ impl Cleanup {
     }
 
     /// Runs until `stop` is ready, unless it is known that this role may not delete: then it logs who cleans, and ends.
-    /// No error ends it: the next cycle tries again, and ten failed cycles in a row are an alarm.
+    /// No error ends it: the next cycle tries again, and ten failed cycles in a row are an alarm. After a stop it ends the step
+    /// in hand and writes down what it has removed, within 7 s.
     ///
     /// # Cancel safety
-    /// Cancel safe: a step is done whole or not at all.
+    /// Cancel safe: a step is done whole or not at all. What was removed in the last minute, and by the step in hand, is then
+    /// in no line of the audit trail.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
-        // A step that is dropped costs its connection, and the server rolls it back or has committed it: both are right,
-        // so a stop need not wait for it.
-        tokio::select! {
-            () = self.run_cycles() => {}
-            () = stop => {}
+        if unless_stopped(self.stopping.clone(), self.run_cycles(), stop).await.is_none() {
+            self.note_in_time().await;
         }
     }
 
@@ -143,9 +184,9 @@ impl Cleanup {
         if let Ok(false) = self.cleaner.may_delete().await {
             return self.tell_who_cleans().await;
         }
-        let mut wait = self.settings.first_wait(fastrand::f64());
-        loop {
-            self.next_cycle(wait).await;
+        let (stopping, mut wait) = (self.stopping.clone(), self.settings.first_wait(fastrand::f64()));
+        while stopping.run_until_cancelled(tokio::time::sleep(wait)).await.is_some() {
+            self.next_cycle().await;
             wait = self.settings.wait(fastrand::f64());
         }
     }
@@ -164,8 +205,7 @@ impl Cleanup {
         );
     }
 
-    pub(super) async fn next_cycle(&mut self, wait: Duration) {
-        tokio::time::sleep(wait).await;
+    pub(super) async fn next_cycle(&mut self) {
         match self.cycle_if_due().await {
             Ok(Some(report)) => tracing::info!(rows = report.rows(), removed = %report, "cleanup is done"),
             Ok(None) => tracing::debug!("another cleaner has done this cycle"),
@@ -191,7 +231,10 @@ impl Cleanup {
                 self.end_cycle(true).await;
                 Ok(None)
             }
-            Ok(_) => self.cycle().await.map(Some),
+            Ok(_) => {
+                let mut report = CleanupReport::default();
+                self.cycle_into(&mut report).await.map(|()| Some(report))
+            }
             Err(error) => {
                 self.end_cycle(false).await;
                 Err(error)
@@ -205,48 +248,93 @@ impl Cleanup {
     /// The error that ended the cycle; rows that were removed before stay removed.
     ///
     /// # Cancel safety
-    /// Cancel safe: a step is done whole or not at all.
+    /// As of [`run`](Self::run).
     pub async fn cycle(&mut self) -> Result<CleanupReport, StoreError> {
-        let report = self.remove_all().await;
-        if let Ok(report) = &report
-            && !report.elsewhere
-            && let Err(error) = self.cleaner.note(report).await
-        {
-            // The rows are gone all the same, so this is no failure of the cycle.
+        self.cycle_until(std::future::pending()).await
+    }
+
+    /// The same, which ends early once `stop` is ready: after the step in hand, or within 7 s without its rows. The answer is
+    /// then [a part](CleanupReport::part).
+    ///
+    /// # Errors
+    /// The error that ended the cycle; rows that were removed before stay removed.
+    ///
+    /// # Cancel safety
+    /// As of [`run`](Self::run).
+    pub async fn cycle_until(&mut self, stop: impl Future<Output = ()>) -> Result<CleanupReport, StoreError> {
+        self.stopping = CancellationToken::new();
+        let mut report = CleanupReport::default();
+        match unless_stopped(self.stopping.clone(), self.cycle_into(&mut report), stop).await {
+            Some(done) => done.map(|()| report),
+            None => {
+                self.note_in_time().await;
+                report.part = true;
+                Ok(report)
+            }
+        }
+    }
+
+    async fn cycle_into(&mut self, report: &mut CleanupReport) -> Result<(), StoreError> {
+        self.noted_at = Instant::now();
+        let removed = self.remove_all(report).await;
+        report.part = removed.is_err() || report.elsewhere || self.stopping.is_cancelled();
+        self.unnoted.unfinished.clone_from(&report.unfinished);
+        self.note(report.part).await;
+        self.end_cycle(removed.is_ok()).await;
+        removed
+    }
+
+    /// Writes down what was removed since the last line, if anything or if a cycle is over.
+    async fn note(&mut self, part: bool) {
+        self.noted_at = Instant::now();
+        // Taken before it is written, so that a line that is given up half-way is not written again.
+        let mut report = mem::take(&mut self.unnoted);
+        report.part = part;
+        if part && report.rows() == 0 {
+            return;
+        }
+        if let Err(error) = self.cleaner.note(&report).await {
+            // The rows are gone all the same, so this is no failure of the cycle. The next line has them.
+            self.unnoted = report;
             let error: &(dyn std::error::Error + 'static) = &error;
             tracing::warn!(error, "cleanup could not write down that it ran");
         }
-        self.end_cycle(report.is_ok()).await;
-        report
+    }
+
+    /// The same after a stop that the step in hand did not obey.
+    async fn note_in_time(&mut self) {
+        if timeout(NOTED_WITHIN, self.note(true)).await.is_err() {
+            tracing::warn!("cleanup could not write down in time what it removed before the stop");
+        }
     }
 
     /// Looks how far behind cleanup is, and lets the connection go.
     async fn end_cycle(&mut self, succeeded: bool) {
-        let backlog = if succeeded { self.cleaner.backlog().await.ok() } else { None };
+        let looks = succeeded && !self.stopping.is_cancelled();
+        let backlog = if looks { self.cleaner.backlog().await.ok() } else { None };
         self.cleaner.rest().await;
         let mut state = self.view.lock();
         state.failed_cycles = if succeeded { 0 } else { state.failed_cycles.saturating_add(1) };
         state.backlog = backlog.or(state.backlog);
     }
 
-    async fn remove_all(&mut self) -> Result<CleanupReport, StoreError> {
-        let mut report = CleanupReport::default();
+    async fn remove_all(&mut self, report: &mut CleanupReport) -> Result<(), StoreError> {
         for kind in Expiring::ALL {
-            let is_elsewhere = self.remove(kind, &mut report).await?;
+            let is_elsewhere = self.remove(kind, report).await?;
             if is_elsewhere {
                 report.elsewhere = true;
                 break;
             }
         }
-        Ok(report)
+        Ok(())
     }
 
     /// Removes rows of one kind until nothing is left or the cap is reached. Answers whether another cleaner is at it.
     async fn remove(&mut self, kind: Expiring, report: &mut CleanupReport) -> Result<bool, StoreError> {
         let kept = self.settings.kept(kind).unwrap_or_default();
-        let (mut removed, mut timeouts) = (0, 0);
+        let mut timeouts = 0;
         for _ in 0..self.settings.steps_max {
-            if failpoint!(CLEAN_CHUNK).is_err() {
+            if self.stopping.is_cancelled() || failpoint!(CLEAN_CHUNK).is_err() {
                 break;
             }
             let size = self.size;
@@ -254,17 +342,20 @@ impl Cleanup {
             match self.cleaner.remove(&removal).await {
                 Ok(Removed::Rows(rows)) => {
                     timeouts = 0;
-                    removed += rows;
+                    report.add(kind, rows);
+                    self.unnoted.add(kind, rows);
                     self.view.lock().removed += rows;
                     (self.count)(rows);
                     self.size = self.settings.next_size(size, true);
+                    if self.noted_at.elapsed() >= NOTED_EVERY {
+                        self.note(true).await;
+                    }
                     if rows < u64::from(size) {
-                        report.removed.push((kind, removed));
                         return Ok(false);
                     }
                 }
                 Ok(Removed::Elsewhere) => {
-                    report.removed.push((kind, removed));
+                    report.add(kind, 0);
                     return Ok(true);
                 }
                 Err(error) => {
@@ -277,8 +368,24 @@ impl Cleanup {
                 }
             }
         }
-        report.removed.push((kind, removed));
+        report.add(kind, 0);
         report.unfinished.push(kind);
         Ok(false)
     }
+}
+
+/// Does this; once `stop` is ready it is asked to end, and has a moment for that. `None` where it did not.
+async fn unless_stopped<T>(
+    stopping: CancellationToken,
+    work: impl Future<Output = T>,
+    stop: impl Future<Output = ()>,
+) -> Option<T> {
+    tokio::pin!(work);
+    tokio::select! {
+        // No further step begins once it is ready.
+        biased;
+        () = stop => stopping.cancel(),
+        done = &mut work => return Some(done),
+    }
+    timeout(STOPS_WITHIN, work).await.ok()
 }

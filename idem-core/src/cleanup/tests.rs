@@ -53,7 +53,9 @@ struct Scripted {
     failures: VecDeque<Option<ErrorClass>>,
     sizes: Arc<Mutex<Vec<u32>>>,
     last: Option<LastCleanup>,
-    noted: Arc<Mutex<u32>>,
+    noted: Arc<Mutex<Vec<String>>>,
+    /// How long a step takes.
+    takes: Duration,
     elsewhere: bool,
     /// Whether its role may not delete.
     is_worker: bool,
@@ -84,6 +86,7 @@ impl Cleaner for Scripted {
         if let Some(Some(class)) = self.failures.pop_front() {
             return Err(failed(class));
         }
+        tokio::time::sleep(self.takes).await;
         let rows = self.expired.min(u64::from(removal.rows_max));
         self.expired -= rows;
         Ok(Removed::Rows(rows))
@@ -97,8 +100,8 @@ impl Cleaner for Scripted {
         Ok(self.last.clone())
     }
 
-    async fn note(&mut self, _: &CleanupReport) -> Result<(), StoreError> {
-        *self.noted.lock().unwrap() += 1;
+    async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
+        self.noted.lock().unwrap().push(format!("{}: {report}", report.action()));
         Ok(())
     }
 }
@@ -153,7 +156,7 @@ async fn cleanup_survives_every_error_and_ten_failed_cycles_are_an_alarm() {
     let view = cleanup.view();
     for failed in 1..=10 {
         assert!(!view.state().is_alarming());
-        cleanup.next_cycle(Duration::ZERO).await;
+        cleanup.next_cycle().await;
         assert_eq!(view.state().failed_cycles, failed);
     }
     assert!(view.state().is_alarming());
@@ -186,7 +189,39 @@ async fn a_cycle_ends_where_another_cleaner_is_at_work_and_is_not_written_down()
     let (sizes, noted) = (Arc::clone(&cleaner.sizes), Arc::clone(&cleaner.noted));
     let report = cleanup(cleaner, 1_000, 10).cycle().await.unwrap();
     assert!(report.elsewhere && report.rows() == 0);
-    assert_eq!((sizes.lock().unwrap().len(), *noted.lock().unwrap()), (1, 0));
+    assert_eq!((sizes.lock().unwrap().len(), noted.lock().unwrap().len()), (1, 0));
+}
+
+/// C15: of a long cycle no more than a minute's rows are ever without a line, and its lines add up to what it removed, also
+/// where it fails.
+#[tokio::test(start_paused = true)]
+async fn c15_a_long_cycle_is_written_down_every_minute() {
+    let cleaner = Scripted { expired: 7, takes: Duration::from_secs(25), ..Scripted::default() };
+    let noted = Arc::clone(&cleaner.noted);
+    let report = cleanup(cleaner, 1, 10).cycle().await.unwrap();
+    assert_eq!((report.to_string().as_str(), report.part), ("7 processed_messages", false));
+    let part = "cleanup-part: 3 processed_messages";
+    assert_eq!(*noted.lock().unwrap(), [part, part, "cleanup: 1 processed_messages"]);
+    let failures = [None, None, Some(ErrorClass::Fatal)].into();
+    let cleaner = Scripted { expired: 7, failures, ..Scripted::default() };
+    let noted = Arc::clone(&cleaner.noted);
+    cleanup(cleaner, 1, 10).cycle().await.unwrap_err();
+    assert_eq!(*noted.lock().unwrap(), ["cleanup-part: 2 processed_messages"]);
+}
+
+/// C15: a step that does not end in time after a stop is dropped, and what was removed before it is written down.
+#[tokio::test(start_paused = true)]
+async fn c15_a_stop_waits_a_moment_for_the_step_in_hand() {
+    for (takes, lines) in [(4, "2 processed_messages; more is left"), (7, "1 processed_messages")] {
+        let takes = Duration::from_secs(takes);
+        let cleaner = Scripted { expired: 7, takes, ..Scripted::default() };
+        let noted = Arc::clone(&cleaner.noted);
+        let (begun, mut cleanup) = (tokio::time::Instant::now(), cleanup(cleaner, 1, 10));
+        let report = cleanup.cycle_until(tokio::time::sleep(takes + SECOND)).await.unwrap();
+        assert!(report.part && begun.elapsed() < takes + 8 * SECOND, "{report:?}");
+        assert_eq!(*noted.lock().unwrap(), [format!("cleanup-part: {lines}")]);
+        assert_eq!(cleanup.cycle().await.unwrap().rows() + report.rows(), 7, "the next one is not stopped");
+    }
 }
 
 /// S8: where the role may not delete, nothing is tried and the task ends by itself.

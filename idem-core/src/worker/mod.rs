@@ -281,13 +281,10 @@ impl<S: Store, B: Source> Worker<S, B> {
         supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
         supervise(&background, &shared, "usage", tasks::usage(Arc::clone(&shared)));
-        if let Some(settings) = self.settings.cleanup {
-            supervise(&background, &shared, "cleanup", tasks::cleanup(Arc::clone(&shared), settings));
-        }
         if let Some(idle_for) = self.settings.until_idle {
             supervise(&background, &shared, "until-idle", tasks::until_idle(Arc::clone(&shared), idle_for));
         }
-        let (stopping, relays) = self.start_relay(&shared);
+        let (stopping, writers) = self.start_writers(&shared);
         shutdown.cancelled().await;
         let stop_by = Instant::now() + self.settings.drain;
         self.source.stop();
@@ -297,12 +294,14 @@ impl<S: Store, B: Source> Worker<S, B> {
         let drained = tokio::time::timeout_at(stop_by, drain(&lanes, &shared)).await.is_ok();
         // Last, because the lanes' last commits have events too. Another relay sends the events that it cannot send in time.
         stopping.drain.cancel();
-        let _ = tokio::time::timeout_at(stop_by, relays.wait()).await;
+        // Cleanup has ended its step since the stop, and writes down what it removed.
+        let _ = tokio::time::timeout_at(stop_by, writers.wait()).await;
         let in_flight = self.flight.messages();
         drop(give_up);
         background.close();
         // One that blocks its thread cannot be ended, and is not waited for.
-        let _ = tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), relays.wait())).await;
+        let _ =
+            tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
         shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::LOG_WINDOW);
@@ -315,13 +314,17 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(self.summary(started))
     }
 
-    fn start_relay(&mut self, shared: &Arc<Shared<S, B>>) -> (Stopping, TaskTracker) {
-        let (stopping, relays) = (Stopping::default(), TaskTracker::new());
+    /// Starts what has something to write at its end: the relay and cleanup.
+    fn start_writers(&mut self, shared: &Arc<Shared<S, B>>) -> (Stopping, TaskTracker) {
+        let (stopping, writers) = (Stopping::default(), TaskTracker::new());
         if let Some(relay) = self.relay.take() {
-            supervise(&relays, shared, "relay", tasks::relay(Arc::clone(shared), relay, stopping.clone()));
+            supervise(&writers, shared, "relay", tasks::relay(Arc::clone(shared), relay, stopping.clone()));
         }
-        relays.close();
-        (stopping, relays)
+        if let Some(settings) = self.settings.cleanup {
+            supervise(&writers, shared, "cleanup", tasks::cleanup(Arc::clone(shared), settings));
+        }
+        writers.close();
+        (stopping, writers)
     }
 
     fn summary(&self, started: Instant) -> Summary {

@@ -15,7 +15,7 @@ pub(super) struct CleanupStatements {
     pub(super) backlog: Arc<str>,
     /// The last to finish a cycle. No parameters. Result, no row where there was none: `who text`, `ago` in µs.
     pub(super) last: Arc<str>,
-    /// Notes that a cycle is over. Parameters: 1 who `text`, 2 details `text`. No result.
+    /// Notes a cycle, or a part of one. Parameters: 1 who `text`, 2 details `text`, 3 action `text`. No result.
     pub(super) note: Arc<str>,
     /// Whether this role may have the expired removed. No parameters. Result, one row: `may bool`.
     pub(super) may_delete: Arc<str>,
@@ -30,7 +30,7 @@ impl CleanupStatements {
             count: Expiring::ALL.map(|kind| render(&of(COUNT, kind))),
             backlog: render(BACKLOG),
             last: render(LAST),
-            note: render("INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, 'cleanup', $2::text)"),
+            note: render("INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, $3::text, $2::text)"),
             may_delete: render(
                 "SELECT pg_catalog.has_function_privilege('{schema}.remove_expired(text, bigint, bigint)', 'EXECUTE') AS may",
             ),

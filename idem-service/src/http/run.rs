@@ -137,9 +137,8 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     let refused = |error| Failure::refused(format!("--listen is {address:?}, which cannot be listened on: {error}"));
     let listener = TcpListener::bind(&address).await.map_err(refused)?;
     let bound = listener.local_addr().map_err(refused)?;
-    if let Some(cleanup) = cleanup {
-        status.supervise("cleanup", cleanup.run(status.stop.clone().cancelled_owned()));
-    }
+    let cleaning =
+        cleanup.map(|cleanup| status.supervise("cleanup", cleanup.run(status.stop.clone().cancelled_owned())));
     let stop = status.stop.clone().cancelled_owned();
     status.supervise("cleanup lag", overdue::measure(store.cleaner(), name, idempotency.cleanup_lag_max(), stop));
     status.supervise("controls", controls(idempotency.engine().clone(), status.stop.clone()));
@@ -155,6 +154,10 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
         Some(relaying) => relaying.await.map_err(|_| Failure::new(Exit::Bug, "the relay panicked"))?,
         None => Ok(()),
     };
+    if let Some(cleaning) = cleaning {
+        // Seconds at most after the stop: it writes down what it has removed. One that died was reported.
+        let _ = cleaning.await;
+    }
     hooks.stop().await;
     served.map_err(|server::Left { unanswered, running }| {
         let line = format!(

@@ -19,7 +19,7 @@ const OLDEST: &str = r#"SELECT min(expires_at) FROM "{schema}_processed_messages
 const LAST: &str = r#"
 SELECT who, at FROM "{schema}_audit" WHERE action = 'cleanup' ORDER BY id DESC LIMIT 1"#;
 
-const NOTE: &str = r#"INSERT INTO "{schema}_audit" (at, who, action, details) VALUES (?1, ?2, 'cleanup', ?3)"#;
+const NOTE: &str = r#"INSERT INTO "{schema}_audit" (at, who, action, details) VALUES (?1, ?2, ?3, ?4)"#;
 
 /// Removes the answers of the records that are removed next.
 const ANSWERS: &str = r#"
@@ -162,8 +162,8 @@ impl Cleaner for SqliteCleaner {
         let who = format!("{}, process {}", idem_schema::host_name(), std::process::id());
         let mut connection = self.0.connections.write(DOING).await?;
         let failed = connection.failed();
-        let query = sqlx::query(self.text(NOTE)).bind(clock::now()).bind(who).bind(report.to_string());
-        query.execute(connection.get()?).await.map_err(failed)?;
+        let query = sqlx::query(self.text(NOTE)).bind(clock::now()).bind(who).bind(report.action());
+        query.bind(report.to_string()).execute(connection.get()?).await.map_err(failed)?;
         connection.done();
         Ok(())
     }

@@ -243,6 +243,26 @@ async fn s7_the_script_removes_the_same() {
     give_up(fixture, GROUP).await;
 }
 
+/// C15: the script writes down what it has removed when a minute is over, here at once.
+#[tokio::test]
+async fn c15_the_script_writes_down_what_it_removed() {
+    let (fixture, _) = fixture().await;
+    fill(&fixture, 5).await;
+    let script = cleanup_script(&CleanupSettings::default().rows_max(2), &fixture.schema);
+    let script = script.replace("interval '1 minute'", "interval '0'");
+    let role = format!("SET ROLE {}_idem_cleanup", fixture.schema);
+    let mut connection = fixture.connect().await;
+    for text in [role, script] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
+    }
+    let lines =
+        fixture.texts("SELECT action || ': ' || details FROM audit WHERE action LIKE 'cleanup%' ORDER BY id").await;
+    let part = "cleanup-part: 2 rows";
+    assert_eq!(lines, [part, part, "cleanup-part: 1 rows", "cleanup: 0 rows"]);
+    drop(connection);
+    give_up(fixture, GROUP).await;
+}
+
 /// S8: a worker's role may not delete, knows it beforehand, and gets the cure in the error; it can read who cleaned last.
 #[tokio::test]
 async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {

@@ -268,6 +268,7 @@ macro_rules! store_conformance {
                 cleanup_removes_only_what_has_expired,
                 cleanup_goes_in_bounded_steps,
                 cleanup_tells_how_far_it_is_and_who_came_last,
+                a_stopped_cleanup_writes_down_what_it_removed,
                 an_erased_key_is_still_recorded,
                 a_winner_that_vanishes_before_it_is_read_is_claimed_again,
                 swallowed_records_are_no_duplicates,

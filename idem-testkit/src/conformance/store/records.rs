@@ -1,11 +1,16 @@
 //! How long records are kept, and the stand-ins for a record that is not there.
 
-use std::time::{Duration, SystemTime};
-
-use idem_core::{
-    CleanupReport, CleanupSettings, Decision, ErrorClass, Recorded, Retention, Store,
-    store::{Bookkeeping, Claimed, Expiring, Removal, Removed, UnitOfWork},
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
+
+use async_trait::async_trait;
+use idem_core::{
+    Cleanup, CleanupReport, CleanupSettings, Decision, ErrorClass, LastCleanup, Recorded, Retention, Store, StoreError,
+    store::{Backlog, Bookkeeping, Claimed, Cleaner, Expiring, Removal, Removed, UnitOfWork},
+};
+use tokio::sync::Notify;
 
 use super::{
     fixture::{Fixture, Kind, claim, decide, msg, options, process, redeliver, write},
@@ -136,6 +141,62 @@ pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(su
     cleaner.rest().await;
     let last = within("the last", fixture.store.cleaner().last()).await.unwrap();
     assert!(last.is_some_and(|last| !last.who.is_empty() && last.ago < HOUR));
+}
+
+/// A cleaner that is told to stop during its first step.
+struct StoppedAtOnce(Box<dyn Cleaner>, Arc<Notify>);
+
+#[async_trait]
+impl Cleaner for StoppedAtOnce {
+    async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError> {
+        let removed = self.0.remove(removal).await;
+        self.1.notify_one();
+        // Whoever waits for the stop has its turn.
+        tokio::task::yield_now().await;
+        removed
+    }
+
+    async fn preview(&mut self, settings: &CleanupSettings) -> Result<Vec<(Expiring, u64)>, StoreError> {
+        self.0.preview(settings).await
+    }
+
+    async fn backlog(&mut self) -> Result<Backlog, StoreError> {
+        self.0.backlog().await
+    }
+
+    async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {
+        self.0.last().await
+    }
+
+    async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
+        self.0.note(report).await
+    }
+}
+
+/// C15: a cleanup that is stopped in the middle of a cycle ends its step, and writes down what it has removed; that is no cycle
+/// that is over. The next one does the rest.
+pub async fn a_stopped_cleanup_writes_down_what_it_removed<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    process(&consumer, (0..10).map(|number| msg(&format!("order-{number}"), "p"))).await;
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    let stop = Arc::new(Notify::new());
+    let cleaner = StoppedAtOnce(fixture.store.cleaner(), Arc::clone(&stop));
+    let settings = CleanupSettings::default().every(Duration::from_secs(1)).rows_max(4);
+    let cleanup = Cleanup::new(Box::new(cleaner), settings.step_timeout(Duration::from_secs(30))).unwrap();
+    within("a cleanup that is stopped", cleanup.run(stop.notified())).await;
+    let lines = async || {
+        let lines = fixture.subject.audited().await.into_iter().map(|(action, _)| action);
+        lines.filter(|action| action.starts_with("cleanup")).collect::<Vec<_>>()
+    };
+    assert_eq!((fixture.recorded().await.len(), lines().await), (6, vec!["cleanup-part".to_owned()]));
+    assert_eq!(within("the last", fixture.store.cleaner().last()).await.unwrap(), None, "no cycle is over");
+    let report = within("a cycle", Cleanup::new(fixture.store.cleaner(), settings).unwrap().cycle()).await.unwrap();
+    assert_eq!(report.removed.first(), Some(&(Expiring::Records, 6)));
+    assert_eq!(lines().await, ["cleanup-part", "cleanup"]);
+    assert!(within("the last", fixture.store.cleaner().last()).await.unwrap().is_some());
 }
 
 /// S4: a key whose text was erased is still recognized by its id: a duplicate, or a conflict, and never a collision.

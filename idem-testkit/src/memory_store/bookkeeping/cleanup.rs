@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use idem_core::{
     CleanupReport, CleanupSettings, LastCleanup, StoreError,
-    store::{Backlog, Cleaner, Expiring, Removal, Removed},
+    store::{AuditEntry, Backlog, Cleaner, Expiring, Removal, Removed, ScopeId},
 };
 
 use super::{Books, DeadLetterRow, Defect, MemoryStore, ReplayState, State};
@@ -46,8 +46,15 @@ impl Cleaner for MemoryCleaner {
         self.0.book("cleaning up", look).await
     }
 
-    async fn note(&mut self, _: &CleanupReport) -> Result<(), StoreError> {
-        self.0.book("cleaning up", |state| state.books.cleaned_at = Some(state.now())).await
+    async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
+        let line = AuditEntry::new("this process".to_owned(), report.action(), ScopeId(0), report.to_string());
+        let note = |state: &mut State| {
+            if !report.part {
+                state.books.cleaned_at = Some(state.now());
+            }
+            state.books.audit.push(line.clone());
+        };
+        self.0.book("cleaning up", note).await
     }
 }
 

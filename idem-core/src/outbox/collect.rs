@@ -44,12 +44,13 @@ impl Default for PublishRules {
 }
 
 impl PublishRules {
-    /// Refuses a result that is not kept, or too large.
+    /// Refuses a result that is not kept, too large, or has what not every store can hold.
     pub(crate) fn check_result(&self, result: &ResultBody) -> Result<(), PublishError> {
         let max = self.result_bytes_max.ok_or(PublishError::NoResults)?;
         if let Some(bytes) = result.reference.as_deref().map(str::len).filter(|bytes| *bytes > REFERENCE_BYTES_MAX) {
             return Err(PublishError::ReferenceTooLong { bytes });
         }
+        result.check()?;
         let bytes = result.bytes();
         if bytes > max { Err(PublishError::ResultTooLarge { bytes, max }) } else { Ok(()) }
     }

@@ -300,6 +300,7 @@ macro_rules! store_conformance {
                 v3_a_record_without_a_result_is_not_an_empty_one,
                 v4_a_result_over_the_bound_leaves_nothing,
                 v5_two_tenants_with_one_key_have_two_results,
+                v4_a_result_that_no_column_holds_is_refused_by_its_field,
                 v6_another_payload_is_told_nothing,
                 v7_two_processes_that_refuse_one_key_agree,
                 v9_a_result_goes_with_its_record,

@@ -64,6 +64,7 @@ fn rows<S: Store, J: Borrow<Item>>(
         // A message without a claim could hand nothing in.
         let Some(claim) = &item.claim else { continue };
         messages.push(index);
+        appended.runs_once |= handed.runs_once;
         for event in handed.events {
             // No effect is committed without its event.
             let Some(event) = NewEvent::of(claim.scope, destinations, &item.message, event) else {

@@ -351,7 +351,11 @@ mod step_by_step {
     /// V1, A5, A6: steps cannot be repeated, so a commit that did not happen is the caller's to repeat; one that did is known.
     #[tokio::test]
     async fn v1_a_lost_answer_to_the_commit_is_found_out() {
-        for (fault, is_kept) in [(Fault::AnswerLost, true), (Fault::ConnectionLost, false)] {
+        for (fault, is_kept, cause) in [
+            (Fault::AnswerLost, true, ""),
+            (Fault::ConnectionLost, false, "the answer to the commit was lost"),
+            (Fault::Error(ErrorClass::RunUnitAgain), false, "conflicted with another transaction while committing"),
+        ] {
             let store = Arc::new(MemoryStore::new());
             let payments = payments(&store);
             let mut run = first(&payments, "order-1").await;
@@ -359,6 +363,10 @@ mod step_by_step {
             store.inject(Operation::Commit, fault);
             let ended = run.finish(ResultBody::new("paid")).await;
             assert_eq!((ended.is_ok(), store.rows("payments").len()), (is_kept, usize::from(is_kept)), "{ended:?}");
+            if let Err(error) = ended {
+                let text = error.to_string();
+                assert!(text.contains("its steps cannot be repeated") && text.contains(cause), "{text}");
+            }
             let again = payments.once("order-1", "order-1").await.unwrap();
             assert_eq!(matches!(again, Once::Known(_)), is_kept);
         }

@@ -216,6 +216,8 @@ async fn what_work_and_the_database_answer_are_errors_of_their_own() {
     }
     let down = pay(&payments, "order-1", &runs).await.unwrap_err();
     assert!(matches!(down, RunOnceError::Unavailable(_)), "{down:?}");
+    let told = down.to_string();
+    assert!(!told.contains("idem waits") && told.ends_with("; ask again with the same key"), "{told}");
     assert!(!pay(&payments, "order-1", &runs).await.unwrap().replayed);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }

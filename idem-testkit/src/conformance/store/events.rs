@@ -455,7 +455,8 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
                     (ErrorClass::Permanent, Reason::OutboxConflict),
                     "{failure}"
                 );
-                assert!(failure.text.contains("another content"), "{failure}");
+                let told = &failure.text;
+                assert!(told.contains("another content") && told.contains("its record has expired"), "{failure}");
             }
             Err(error) => panic!("{payload}: {error}"),
         }

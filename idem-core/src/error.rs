@@ -41,7 +41,7 @@ impl fmt::Display for ErrorClass {
 #[non_exhaustive]
 pub enum StoreError {
     /// The database cannot be reached, is shutting down, or refuses new connections.
-    #[error("the database is unavailable while {doing}; idem waits and tries again")]
+    #[error("the database is unavailable while {doing}")]
     Unavailable {
         /// idem's own step, as a gerund: "claiming keys".
         doing: &'static str,

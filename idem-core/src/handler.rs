@@ -11,7 +11,7 @@ use async_trait::async_trait;
 pub(crate) use self::error::with_causes;
 pub use self::{
     around::{Around, AroundFn, Next},
-    error::{HandlerError, chain},
+    error::{CannotRepeat, HandlerError, chain},
     function::{FnHandler, HandlerFn, JsonFn, JsonHandler, handler_fn, json_fn},
 };
 use crate::{

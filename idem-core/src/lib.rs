@@ -55,8 +55,8 @@ pub use self::{
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
-        Around, AroundFn, BatchAnswer, BatchHandler, BoxHandler, FnHandler, Handler, HandlerError, HandlerFn, JsonFn,
-        JsonHandler, Next, TypePlace, chain, handler_fn, json_fn,
+        Around, AroundFn, BatchAnswer, BatchHandler, BoxHandler, CannotRepeat, FnHandler, Handler, HandlerError,
+        HandlerFn, JsonFn, JsonHandler, Next, TypePlace, chain, handler_fn, json_fn,
     },
     hash::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, WithType,

@@ -94,7 +94,10 @@ fn in_words(code: &str) -> Option<&'static str> {
         "08P01" => {
             "the server does not speak as PostgreSQL does: is it another kind of server, or a pooler's administration?"
         }
-        "25006" => "the server is read only: a standby, or a role that may only read",
+        "25006" => {
+            "the transaction is read only: a handler has ended idem's transaction with COMMIT or ROLLBACK, or made it read only; \
+             or the server is a standby, or the role may only read"
+        }
         "28000" => "the server knows no such login, or does not let it in from here (pg_hba.conf)",
         "28P01" => "the login or its password is wrong",
         "3D000" => "the database that the URL names does not exist",

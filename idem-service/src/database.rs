@@ -182,7 +182,7 @@ where
         }
         let left = limit.saturating_sub(begun.elapsed());
         if left.is_zero() {
-            let line = format!("the database could not be reached for {limit:?}: {}", ended(&text));
+            let line = format!("the database could not be reached for {limit:?}: {text}");
             return Err(Failure::new(Exit::Unreachable, line));
         }
         tries += 1;
@@ -192,11 +192,6 @@ where
             () = stop.cancelled() => return Ok(None),
         }
     }
-}
-
-/// The text of an outage, without its promise to wait.
-pub(crate) fn ended(text: &str) -> String {
-    text.replace("; idem waits and tries again", "")
 }
 
 /// Whether a person must act before another try can go better.

@@ -147,7 +147,9 @@ pub(crate) async fn consume<D: Database, B: Broker>(
 }
 
 fn ended_with<S: Store>(error: WorkerError) -> Failure {
-    Failure::new(exit::of_worker(&error), database::ended(&store::describe::<S>(&error)))
+    // The text of a broker's outage promises to wait.
+    let text = store::describe::<S>(&error).replace("; idem waits and tries again", "");
+    Failure::new(exit::of_worker(&error), text)
 }
 
 /// Hands the settings of a consumer to its builder.

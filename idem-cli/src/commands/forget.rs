@@ -75,7 +75,7 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
     let count = database.number(&format!("SELECT pg_catalog.count(*) {CHOSEN}"), &chosen).await?;
     let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
     if count == 0 || forget.dry_run {
-        return Ok(none_or_dry(&records, forget));
+        return none_or_dry(&records, forget);
     }
     confirm(&warning(&records, &forget.consumer), forget.yes.yes)?;
     let (forgotten, batch) = forget_chosen(&mut database, &chosen, count, &forget.reason).await?;
@@ -97,15 +97,16 @@ fn numbered(number: usize) -> String {
     format!("key number {number} cannot be forgotten")
 }
 
-/// What is said where nothing was forgotten.
-pub(crate) fn none_or_dry(records: &str, forget: &Forget) -> Report {
+/// What is said where nothing was forgotten. Without `--dry-run` it is refused: whoever names records that are not there has the wrong
+/// key or consumer, and must not take them for forgotten.
+pub(crate) fn none_or_dry(records: &str, forget: &Forget) -> Result<Report, Failure> {
     let consumer = &forget.consumer;
-    Report::said(match forget.dry_run {
-        true => format!("{records} of {consumer} would be forgotten"),
-        false => format!(
-            "nothing was forgotten: {records} of {consumer} are what you name; `idem show KEY` looks for one under every consumer"
-        ),
-    })
+    if forget.dry_run {
+        return Ok(Report::said(format!("{records} of {consumer} would be forgotten")));
+    }
+    Err(Failure::refused(format!(
+        "nothing was forgotten: {records} of {consumer} are what you name; `idem show KEY` looks for one under every consumer"
+    )))
 }
 
 pub(crate) fn warning(records: &str, consumer: &str) -> String {

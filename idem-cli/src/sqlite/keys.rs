@@ -169,7 +169,7 @@ pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Fa
     let count = file.number(&format!("SELECT count(*) {CHOSEN}"), &binds).await?;
     let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
     if count == 0 || forget.dry_run {
-        return Ok(forget::none_or_dry(&records, forget));
+        return forget::none_or_dry(&records, forget);
     }
     confirm(&forget::warning(&records, &forget.consumer), forget.yes.yes)?;
     let (by, batch) = (file.by.clone(), file.number(BATCH, &[]).await?);

@@ -56,7 +56,8 @@ async fn forget_says_what_is_missing() {
     fixture.idem(&format!("forget --from 2026-11-21T20:00:00 {WHY}")).refused("no time with a zone");
     fixture.idem(&format!("forget --keys /nowhere {WHY}")).refused("/nowhere cannot be read");
     fixture.idem(&format!("forget order-1 --run 1 {WHY}")).refused("cannot be used with");
-    assert!(fixture.idem(&format!("forget order-9 {WHY} --yes")).ok().contains("0 records"));
+    fixture.idem(&format!("forget order-9 {WHY} --yes")).refused("nothing was forgotten: 0 records of orders");
+    assert!(fixture.idem(&format!("forget order-9 {WHY} --dry-run")).ok().contains("0 records of orders would be"));
     assert_eq!(fixture.deliver(&["order-1"]).await, "D");
     fixture.drop().await;
 }

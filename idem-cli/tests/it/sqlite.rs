@@ -140,6 +140,7 @@ async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
 
     let forget = |more: &str| file.idem(&format!("forget order-1 order-9 --consumer orders --reason ticket-7 {more}"));
     assert!(forget("--dry-run").ok().contains("1 record of orders would be forgotten"));
+    file.idem("forget order-9 --consumer orders --reason x --yes").refused("nothing was forgotten: 0 records");
     forget("").refused("--yes");
     assert_eq!(file.deliver(&["order-1"]).await, "D");
     let epoch = "SELECT ifnull(sum(epoch), 0) || '' FROM idem_controls";

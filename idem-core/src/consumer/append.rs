@@ -64,6 +64,7 @@ fn rows<S: Store, J: Borrow<Item>>(
         // A message without a claim could hand nothing in.
         let Some(claim) = &item.claim else { continue };
         messages.push(index);
+        appended.runs_once |= handed.runs_once;
         for event in handed.events {
             // No effect is committed without its event.
             let Some(event) = NewEvent::of(claim.scope, destinations, &item.message, event) else {
@@ -94,8 +95,9 @@ fn rows<S: Store, J: Borrow<Item>>(
 fn conflict(appended: &Appended, event: usize) -> Failure {
     let key = appended.events.get(event).map(|event| event.key.to_string()).unwrap_or_default();
     let text = format!(
-        "the outbox holds an event with the id {key} and another content: the handler gave another event for the same message \
-         than before it was forgotten or restored; send or skip the first one with `idem outbox`, then replay this message"
+        "the outbox holds an event with the id {key} and another content: the same key was handled before, its record has expired, \
+         was forgotten or was lost in a restore, and this run gave another event than that one; send or skip the first event with \
+         `idem outbox`, then replay the message, or ask again with the same key"
     );
     Failure::new(ErrorClass::Permanent, Reason::OutboxConflict, text)
 }

@@ -20,7 +20,7 @@ use super::{Ran, RunOnce, RunOnceError, WorkError};
 use crate::{
     dead_letter::Reason,
     error::ErrorClass,
-    handler::HandlerError,
+    handler::CannotRepeat,
     message::Message,
     outbox::ResultBody,
     outcome::Failure,
@@ -160,7 +160,8 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
         let work = runs.run_message(message, move |tx| {
             let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
             Box::pin(async move {
-                let (to_do, tell) = first.ok_or_else(|| WorkError::failed(HandlerError::transient(CANNOT_REPEAT)))?;
+                let (to_do, tell) = first.ok_or(CannotRepeat)?;
+                tx.runs_once();
                 let message = tx.message().cloned().ok_or_else(|| WorkError::from("the operation has no message"))?;
                 // The caller may have given up.
                 let _ = tell.send(message);
@@ -178,9 +179,6 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
         end = &mut ended => Ok(Once::Known(end.unwrap_or_else(|_panicked| Err(over()))?)),
     }
 }
-
-const CANNOT_REPEAT: &str =
-    "the transaction could not be committed, and its steps cannot be repeated: ask again with the same key";
 
 /// Runs the steps that it is sent, until it is sent the outcome.
 async fn steps_of<S: Store>(mut to_do: mpsc::Receiver<Step<S>>, tx: &mut Tx<'_, S>) -> Result<ResultBody, WorkError> {

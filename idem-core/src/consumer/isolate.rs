@@ -12,6 +12,7 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
+    handler::CannotRepeat,
     hash::PayloadHash,
     message::Message,
     outcome::{Decision, Failure},
@@ -84,12 +85,13 @@ pub(super) async fn whole<S: Store>(
     // Without a worker nothing is counted or held: where a worker would do so, this call ends, with the cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     let mut contended = None;
+    let mut cause = None;
     for round in 0..ROUNDS_MAX {
         known.again = round;
         let (kept, end) = run(inner, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
         *session = kept;
         let (seen, error) = match end {
-            End::Decided(decisions) => return Some(decisions),
+            End::Decided(decisions) => return Some(with_cause(decisions, cause)),
             End::Isolate(_) | End::Held | End::NotBegun => return None,
             End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
@@ -102,10 +104,13 @@ pub(super) async fn whole<S: Store>(
             // The next round claims on a new connection, which shows how the commit ended (A5, A6).
             Action::ClaimAgain => {
                 tracing::warn!(idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost");
+                let error = describe::<S>(&error);
+                cause = Some(format!("the answer to the commit was lost, and nothing had been committed: {error}"));
                 contended = None;
             }
             Action::RunAgain => {
                 tracing::debug!(idem.consumer = %inner.name, error = describe::<S>(&error), "the unit runs again");
+                cause = Some(format!("{} ({})", describe::<S>(&error), error.class()));
                 contended = Some(error);
             }
             Action::RunAlone if items.len() > 1 => return None,
@@ -123,6 +128,19 @@ pub(super) async fn whole<S: Store>(
     }
     // A message that ran alone each time has failed with this error.
     contended.filter(|_| items.len() == 1).map(|error| vec![Decision::Failed(store_failure::<S>(&error))])
+}
+
+/// A second run of work that cannot run again fails for the error that ended the first one.
+fn with_cause(mut decisions: Vec<Decision>, cause: Option<String>) -> Vec<Decision> {
+    let Some(cause) = cause else { return decisions };
+    for decision in &mut decisions {
+        if let Decision::Failed(failure) = decision
+            && failure.error.as_ref().is_some_and(|error| error.downcast_ref::<CannotRepeat>().is_some())
+        {
+            failure.text = format!("{}. The cause: {cause}", failure.text);
+        }
+    }
+    decisions
 }
 
 async fn alone<S: Store>(

@@ -197,8 +197,18 @@ pub enum RunOnceError {
     Failed(Failure),
     /// The database could not be asked, or cannot keep the promise as it is. Nothing is known of the operation; ask again with
     /// the same key.
-    #[error("{0}")]
+    #[error("{failure}{next}", failure = .0, next = next_step(.0))]
     Unavailable(Failure),
+}
+
+/// What the caller can do about a database that cannot be used; where a person must act first, the failure's own text says it.
+fn next_step(failure: &Failure) -> &'static str {
+    match failure.class {
+        ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => {
+            "; ask again with the same key"
+        }
+        ErrorClass::Permanent | ErrorClass::Fatal => "",
+    }
 }
 
 /// The work of one call as a handler.

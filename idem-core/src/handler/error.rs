@@ -147,6 +147,12 @@ impl HandlerError {
     }
 }
 
+/// The work was to run again, because its transaction could not be committed, and [cannot](crate::Tx::runs_once): its steps are gone.
+/// The failure that is made of it names the cause, which is that of the run before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the transaction could not be committed, and its steps cannot be repeated: ask again with the same key")]
+pub struct CannotRepeat;
+
 /// An error and its sources, outermost first.
 pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())

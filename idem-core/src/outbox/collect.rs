@@ -44,12 +44,13 @@ impl Default for PublishRules {
 }
 
 impl PublishRules {
-    /// Refuses a result that is not kept, or too large.
+    /// Refuses a result that is not kept, too large, or has what not every store can hold.
     pub(crate) fn check_result(&self, result: &ResultBody) -> Result<(), PublishError> {
         let max = self.result_bytes_max.ok_or(PublishError::NoResults)?;
         if let Some(bytes) = result.reference.as_deref().map(str::len).filter(|bytes| *bytes > REFERENCE_BYTES_MAX) {
             return Err(PublishError::ReferenceTooLong { bytes });
         }
+        result.check()?;
         let bytes = result.bytes();
         if bytes > max { Err(PublishError::ResultTooLarge { bytes, max }) } else { Ok(()) }
     }
@@ -71,6 +72,8 @@ pub(crate) struct HandedIn {
     pub(crate) result: Option<ResultBody>,
     /// Whether the result is an error, which replaces all effects.
     pub(crate) is_error: bool,
+    /// Whether what handed it in cannot run again.
+    pub(crate) runs_once: bool,
     bytes: usize,
 }
 
@@ -111,6 +114,7 @@ struct Buffer {
     /// By the place of the message in the call. Empty until a handler publishes, so that a call without events allocates nothing.
     by_message: Vec<HandedIn>,
     refused: Option<PublishError>,
+    runs_once: bool,
 }
 
 impl<'m> Collector<'m> {
@@ -147,6 +151,10 @@ impl<'m> Collector<'m> {
             self.at(buffer, place).result = Some(result);
             Ok(())
         })
+    }
+
+    pub(crate) fn runs_once(&self) {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner).runs_once = true;
     }
 
     /// Keeps a refusal: a handler that ignores it must not commit its effect without the event.
@@ -229,7 +237,9 @@ impl<'m> Collector<'m> {
 
     /// The events and results, by the place of the message in the call; a message without any has no entry.
     pub(crate) fn finish(self) -> Result<Vec<HandedIn>, PublishError> {
-        let Buffer { by_message, refused } = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let buffer = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Buffer { mut by_message, refused, runs_once } = buffer;
+        by_message.iter_mut().for_each(|handed_in| handed_in.runs_once = runs_once);
         match refused {
             None => Ok(by_message),
             Some(refused) => Err(refused),

@@ -233,10 +233,10 @@ pub enum PublishError {
         /// The limit.
         max: usize,
     },
-    /// A name or a value that brokers do not allow, or that idem reserves.
+    /// A name or a value that brokers do not allow, that idem reserves, or that no column can hold.
     #[error("{what} {value:?} is refused: {rule}")]
     Invalid {
-        /// The part of the event.
+        /// The part of the event or of the result.
         what: &'static str,
         /// The value, cut after 100 characters; never the payload.
         value: String,

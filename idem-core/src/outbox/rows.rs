@@ -203,6 +203,9 @@ pub struct Appended {
     /// Whether the unit has other messages too, so that each runs alone if this fails. A store may then assume that none of the events is
     /// in the outbox, and fail if one is: hardly any ever is, and a look-up costs every event.
     pub is_shared: bool,
+    /// Whether the unit cannot run again, because its work was done step by step. A store may not fail for an event that is in the outbox
+    /// already then, as it may elsewhere with [`ErrorClass::RunUnitAgain`](crate::ErrorClass::RunUnitAgain).
+    pub runs_once: bool,
 }
 
 impl Appended {

@@ -160,6 +160,15 @@ fn a_result_is_bounded_and_the_last_one_counts() {
     assert_eq!(too_large, Err(PublishError::ResultTooLarge { bytes: 5, max: 4 }));
     let referring = |bytes| ResultBody::default().with_reference(&"x".repeat(bytes));
     assert_eq!(Collector::of_one(&rules, &own).set_result(&own, referring(64)), Ok(()));
+    for (body, field) in [
+        (ResultBody::default().with_status(32_768), "the status of the result"),
+        (ResultBody::default().with_content_type("a\0"), "the content type of the result"),
+        (ResultBody::default().with_reference("/a\0"), "the reference of the result"),
+    ] {
+        let refused = Collector::of_one(&rules, &own).set_result(&own, body);
+        assert!(matches!(refused, Err(PublishError::Invalid { what, .. }) if what == field), "{field}: {refused:?}");
+    }
+    assert_eq!(Collector::of_one(&rules, &own).set_result(&own, ResultBody::default().with_status(32_767)), Ok(()));
     let too_long = Collector::of_one(&rules, &own).set_result(&own, referring(65));
     assert_eq!(too_long, Err(PublishError::ReferenceTooLong { bytes: 65 }));
     rules.result_bytes_max = None;

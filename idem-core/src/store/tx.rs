@@ -75,6 +75,15 @@ impl<'t, S: Store> Tx<'t, S> {
         (self.connection(), handing_in)
     }
 
+    /// Says that this work cannot run a second time, as steps that were sent one by one cannot. A unit that conflicts with another one
+    /// then fails with [`CannotRepeat`](crate::CannotRepeat), so nothing is left to a second run that can be found out in the first: the
+    /// store looks which of the events are in the outbox already before it writes them.
+    pub fn runs_once(&mut self) {
+        if let Some(collector) = self.collector {
+            collector.runs_once();
+        }
+    }
+
     fn handing_in(&self) -> HandingIn<'t> {
         HandingIn { collector: self.collector }
     }

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
+    BoxError, CannotRepeat, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
     store::{Store, Tx, describe},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -433,9 +433,6 @@ struct OfLayer<T> {
     response_bytes_max: usize,
 }
 
-const CANNOT_REPEAT: &str =
-    "the transaction could not be committed, and its steps cannot be repeated: ask again with the same key";
-
 impl<S, T> Runs<S> for OfLayer<T>
 where
     S: Store,
@@ -483,7 +480,8 @@ impl<T> OfLayer<T> {
             let admitted = Arc::clone(&admitted);
             Box::pin(async move {
                 progress.runs();
-                let inner = inner.ok_or_else(|| WorkError::failed(HandlerError::transient(CANNOT_REPEAT)))?;
+                let inner = inner.ok_or(CannotRepeat)?;
+                tx.runs_once();
                 let key = key.ok_or_else(|| WorkError::from("the operation has no message"))?;
                 let mut request = admitted.request(key.clone()).map(Body::from);
                 let (steps, to_do) = mpsc::channel(1);

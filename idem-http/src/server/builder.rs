@@ -202,8 +202,9 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets how many requests of one tenant may come in a second, repeats and questions about keys included; more are answered with 429
-    /// before their body is read. Those of a second may come at once, and what was not used is not saved up. Each process counts by
+    /// Sets how many requests of one tenant may come in a second, as a mean, repeats and questions about keys included; those that come
+    /// sooner are answered with 429 before their body is read. After a pause as many may come at once, and the next ones as the time
+    /// passes, so up to one less than twice as many within that second. Each process counts by
     /// itself, so a tenant has this rate in every instance. Defaults to no limit.
     #[must_use]
     pub fn tenant_rate_max(mut self, requests: u32) -> Self {

@@ -242,7 +242,9 @@ impl Problem {
             Self::Unauthenticated => "The request names no caller that is known here.".to_owned(),
             Self::HeadersTooLarge => "Send fewer or shorter headers.".to_owned(),
             Self::TooManyRequests => "Wait for some of your requests to end, and send this one again.".to_owned(),
-            Self::TooSoon { rate } => format!("{rate} of your requests may come in a second. Send this one again later."),
+            Self::TooSoon { rate } => format!(
+                "{rate} of your requests may come in a second, as a mean, and as many at once after a pause. Send this one again later."
+            ),
             Self::BodyLate => "Send the request again with the same key.".to_owned(),
             Self::BodyTooLarge { max } => format!("The body may have {max} bytes."),
             Self::BodyUnreadable => "The connection broke while the body was read.".to_owned(),

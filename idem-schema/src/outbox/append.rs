@@ -266,7 +266,7 @@ impl KnownEvents {
 /// An open transaction that events and answers are written in. Errors are those of
 /// [`append`](idem_core::store::UnitOfWork::append).
 pub trait Appending: Send {
-    /// Keeps events for the seal, which writes them; `false` where it does not.
+    /// Keeps events for the seal, which writes them; `false` where it does not. Not asked of a unit that cannot run again.
     fn keep_events(&mut self, _: &[NewEvent]) -> bool {
         false
     }
@@ -293,7 +293,7 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
     if !appended.results.is_empty() {
         unit.insert_results(&appended.results).await?;
     }
-    if appended.events.is_empty() || unit.keep_events(&appended.events) {
+    if appended.events.is_empty() || !appended.runs_once && unit.keep_events(&appended.events) {
         return Ok(());
     }
     let mut left: Vec<usize> = (0..appended.events.len()).collect();

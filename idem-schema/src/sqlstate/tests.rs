@@ -119,3 +119,11 @@ fn a28_a_refused_parameter_is_named_and_no_value() {
     assert_eq!(told("08P01", "invalid message format"), None);
     assert_eq!(told("28P01", "unsupported startup parameter: x"), None);
 }
+
+/// In a handler it is the transaction that is read only, and hardly ever the server.
+#[test]
+fn a12_a_write_behind_the_transaction_is_told_as_such() {
+    let text = describe_report("25006", None, None, None);
+    assert!(text.contains("a handler has ended idem's transaction with COMMIT or ROLLBACK"), "{text}");
+    assert!(text.contains("the server is a standby"), "{text}");
+}

@@ -65,7 +65,8 @@ pub(crate) struct HttpFlags {
     #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = sizes::count(1_usize..=1_000_000))]
     pub(crate) tenant_requests_max: usize,
 
-    /// How many requests of one tenant may come in a second to this process, repeats included; one more gets 429 [default: no limit]
+    /// How many requests of one tenant may come in a second to this process, as a mean, repeats included; as many may come at once after a
+    /// pause, and one that comes sooner gets 429 [default: no limit]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) tenant_rate_max: Option<u32>,
 

@@ -261,6 +261,8 @@ async fn what_work_and_the_database_answer_are_errors_of_their_own() {
     }
     let down = pay(&payments, "order-1", &runs).await.unwrap_err();
     assert!(matches!(down, RunOnceError::Unavailable(_)), "{down:?}");
+    let told = down.to_string();
+    assert!(!told.contains("idem waits") && told.ends_with("; ask again with the same key"), "{told}");
     assert!(!pay(&payments, "order-1", &runs).await.unwrap().replayed);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
@@ -396,7 +398,11 @@ mod step_by_step {
     /// V1, A5, A6: steps cannot be repeated, so a commit that did not happen is the caller's to repeat; one that did is known.
     #[tokio::test]
     async fn v1_a_lost_answer_to_the_commit_is_found_out() {
-        for (fault, is_kept) in [(Fault::AnswerLost, true), (Fault::ConnectionLost, false)] {
+        for (fault, is_kept, cause) in [
+            (Fault::AnswerLost, true, ""),
+            (Fault::ConnectionLost, false, "the answer to the commit was lost"),
+            (Fault::Error(ErrorClass::RunUnitAgain), false, "conflicted with another transaction while committing"),
+        ] {
             let store = Arc::new(MemoryStore::new());
             let payments = payments(&store);
             let mut run = first(&payments, "order-1").await;
@@ -404,6 +410,10 @@ mod step_by_step {
             store.inject(Operation::Commit, fault);
             let ended = run.finish(ResultBody::new("paid")).await;
             assert_eq!((ended.is_ok(), store.rows("payments").len()), (is_kept, usize::from(is_kept)), "{ended:?}");
+            if let Err(error) = ended {
+                let text = error.to_string();
+                assert!(text.contains("its steps cannot be repeated") && text.contains(cause), "{text}");
+            }
             let again = payments.once("order-1", "order-1").await.unwrap();
             assert_eq!(matches!(again, Once::Known(_)), is_kept);
         }

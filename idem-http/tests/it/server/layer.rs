@@ -26,10 +26,11 @@ use idem_core::{
 use idem_http::{Idem, Idempotency, RequestKey, StepError};
 use idem_testkit::{Fault, Operation};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use sqlx::Connection as _;
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::{Ground, Memory, Postgres},
+    grounds::{Ground, Memory, Postgres, Server, url},
     support::{Runs, Seen, builder},
 };
 
@@ -354,6 +355,32 @@ pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() 
     let mut keys: Vec<_> = events.iter().map(told).collect();
     keys.sort();
     assert_eq!(keys, ["4:acme 7:POST /a k 1", "4:acme 7:POST /b k 1", "6:globex 7:POST /a k 1"]);
+}
+
+/// O6, O7: a request whose record is gone meets its event in the outbox: the same one is no news at its first try, and another one is no
+/// failure that passes.
+pub(crate) async fn o6_o7_a_request_meets_its_event_in_the_outbox<G: Server>() {
+    async fn tells<G: Ground>(idem: Idem<G::Store>, body: String) -> Result<StatusCode, StepError> {
+        idem.publish(Event::to("told").body(body)).await?;
+        Ok(StatusCode::CREATED)
+    }
+    let ground = G::new().await;
+    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["told"])).build().unwrap();
+    let app = Router::new().route("/a", post(tells::<G>)).layer(idempotency.layer());
+    let mut operator = sqlx::PgConnection::connect(&url()).await.unwrap();
+    for (body, status) in [("\"one\"", 201), ("\"one\"", 201), ("\"two\"", 500)] {
+        let answered = send(&app, json("/a", "k", body)).await;
+        assert_eq!(
+            (answered.status, answered.is_replayed()),
+            (status, (status == 201).then_some(false)),
+            "{answered:?}"
+        );
+        let forget = format!("DELETE FROM {}.processed_messages", ground.schema().quoted());
+        sqlx::raw_sql(sqlx::AssertSqlSafe(forget)).execute(&mut operator).await.unwrap();
+        let forget = format!("DELETE FROM {}.processed_results", ground.schema().quoted());
+        sqlx::raw_sql(sqlx::AssertSqlSafe(forget)).execute(&mut operator).await.unwrap();
+    }
+    assert_eq!(ground.store().outbox().unwrap().events(Some("told"), None, 10).await.unwrap().len(), 1);
 }
 
 /// W19: no key is claimed, and no database asked, for a path or a method that no route takes.

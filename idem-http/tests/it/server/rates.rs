@@ -28,6 +28,8 @@ async fn w158_a_tenant_has_its_rate() {
     let refused = send::<Memory>(&route, counted(request("l", ""), "one", &read)).await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{refused:?}");
     assert!(refused.json()["type"].as_str().unwrap().ends_with("#rate-exceeded"), "{refused:?}");
+    let detail = refused.json()["detail"].as_str().unwrap().to_owned();
+    assert!(detail.starts_with("4 of your requests may come in a second, as a mean, and as many at once"), "{detail}");
     assert_eq!(*read.borrow(), 0, "its body was read");
     assert_eq!(ask().await.status, 429);
     assert_eq!(send::<Memory>(&route, request_of("globex", "k", "one")).await.status, 201);

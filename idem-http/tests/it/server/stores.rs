@@ -86,6 +86,8 @@ mod searched {
 on!(paused_memory, Memory, company::w131_a_pause_meets_those_who_wait_for_company);
 on!(paused_postgres, Postgres, company::w131_a_pause_meets_those_who_wait_for_company);
 on!(paused_tokio_postgres, TokioPostgres, company::w131_a_pause_meets_those_who_wait_for_company);
+on!(known_event_postgres, Postgres, layer::o6_o7_a_request_meets_its_event_in_the_outbox);
+on!(known_event_tokio_postgres, TokioPostgres, layer::o6_o7_a_request_meets_its_event_in_the_outbox);
 on!(locked_postgres, Postgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
 on!(locked_tokio_postgres, TokioPostgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
 

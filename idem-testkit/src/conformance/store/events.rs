@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
-    Handler, HandlerError, Message, Reason, ResultBody, Store, Tx, Worker,
+    Handler, HandlerError, Message, Once, Reason, ResultBody, RunOnce, RunOnceError, Store, Tx, Worker,
     outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, NewResult, Outbox, OutgoingEvent},
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
@@ -425,6 +425,47 @@ pub async fn o7_another_event_of_a_message_that_runs_again_is_a_conflict<T: Stor
     let all = everything(&fixture).await;
     assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["0"]);
     assert_eq!(fixture.effects().await.len(), 1, "the second run's effect was rolled back");
+}
+
+/// O6, O7: so it is with work that is done step by step, which cannot run again: the same event is no news, and another one is
+/// refused with the cause.
+pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) || !fixture.store.capabilities().results {
+        return;
+    }
+    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let builder = builder.publishes_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
+    let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build_once().unwrap();
+    for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {
+        let begun = within("beginning", payments.once("a", payload)).await.unwrap();
+        let Once::First(mut run) = begun else { panic!("{payload} is known already") };
+        let step = run.with(move |tx| {
+            Box::pin(async move {
+                let message = tx.message().cloned().unwrap();
+                tx.publish(&message, Event::to("payments").body(payload)).map(drop)
+            })
+        });
+        within("a step", step).await.unwrap().unwrap();
+        match within("the end", run.finish(ResultBody::new(payload))).await {
+            Ok(ran) => assert!(!refused && !ran.replayed, "{ran:?}"),
+            Err(RunOnceError::Failed(failure)) if refused => {
+                assert_eq!(
+                    (failure.class, failure.reason),
+                    (ErrorClass::Permanent, Reason::OutboxConflict),
+                    "{failure}"
+                );
+                let told = &failure.text;
+                assert!(told.contains("another content") && told.contains("its record has expired"), "{failure}");
+            }
+            Err(error) => panic!("{payload}: {error}"),
+        }
+        if !fixture.arrange(Arrangement::Age(Duration::from_secs(7 * 24 * 3600))).await {
+            return;
+        }
+        clean(&fixture, Expiring::Records, Duration::ZERO, 10).await;
+    }
+    assert_eq!(bodies(&everything(&fixture).await.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["paid"]);
 }
 
 /// O6: so it is with a batch, and with one of which another message is new: no message is charged for events that were

@@ -291,6 +291,7 @@ macro_rules! store_conformance {
                 a_handler_that_publishes_nothing_appends_nothing,
                 o6_a_batch_that_runs_again_publishes_what_is_new,
                 o7_another_event_of_a_message_that_runs_again_is_a_conflict,
+                o6_o7_steps_meet_their_event_in_the_outbox,
                 appended_keys_in_opposite_orders_never_deadlock,
             }
             results {
@@ -300,6 +301,7 @@ macro_rules! store_conformance {
                 v2_whoever_waits_for_the_owner_gets_the_owners_result,
                 v3_a_record_without_a_result_is_not_an_empty_one,
                 v4_a_result_over_the_bound_leaves_nothing,
+                v4_a_result_that_no_column_holds_is_refused_by_its_field,
                 v5_two_tenants_with_one_key_have_two_results,
                 v6_another_payload_is_told_nothing,
                 v7_two_processes_that_refuse_one_key_agree,

@@ -231,6 +231,39 @@ pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subjec
     fixture.assert_effects([("fits", "p")]).await;
 }
 
+/// V4: every store takes and refuses the same results: what no column can hold is an error when it is set, with the field's name.
+pub async fn v4_a_result_that_no_column_holds_is_refused_by_its_field<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let payments = once(&fixture);
+    let answers = |body: ResultBody, is_refusal: bool| {
+        let answering = move |_| if is_refusal { Err(WorkError::final_result(body.clone())) } else { Ok(body.clone()) };
+        work(&fixture, vec![Step::Write("")], Arc::new(answering))
+    };
+    for (body, field) in [
+        (ResultBody::new("").with_status(32_768), "status"),
+        (ResultBody::new("").with_content_type("text/\0plain"), "content type"),
+        (ResultBody::new("").with_reference("/orders/\0"), "reference"),
+    ] {
+        for is_refusal in [false, true] {
+            let refused = within("a call", payments.run_once("a", "a", answers(body.clone(), is_refusal))).await;
+            let Err(RunOnceError::Failed(failure)) = refused else { panic!("{field}: {refused:?}") };
+            assert_eq!(failure.class, ErrorClass::Permanent, "{failure:?}");
+            assert!(failure.text.contains(&format!("the {field} of the result")), "{failure:?}");
+        }
+    }
+    let mut headers = Headers::default();
+    headers.push("a\0", Some("b\0".into()));
+    let largest = ResultBody::new("").with_status(32_767).with_headers(headers);
+    for replayed in [false, true] {
+        let ran = within("a call", payments.run_once("a", "a", answers(largest.clone(), false))).await.unwrap();
+        assert_eq!((&ran.value, ran.replayed), (&largest, replayed));
+    }
+    fixture.assert_effects([("a", "a")]).await;
+}
+
 /// V5, S2: two tenants that use one key have a result each.
 pub async fn v5_two_tenants_with_one_key_have_two_results<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);

@@ -123,7 +123,8 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert!(next[0].first_sent_ago.is_some(), "its copy was not forgotten");
     subject.fail(first, "again").await;
     // O25: a copy may have been sent, and for all that is known its receivers have forgotten it.
-    assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
+    let first_sent = &ask("outbox list --json").json()["destinations"][0]["first_sent"];
+    assert!(first_sent.as_str().is_some_and(|ago| ago.ends_with(" s")), "{first_sent}");
     // O51: as the relay that had the destination last knows it.
     subject.relayed(Duration::from_secs(3_600)).await;
     let known = &ask("outbox list --json").json()["destinations"][0];
@@ -162,7 +163,8 @@ async fn o101_a_copy_of_a_stale_event_is_not_forgotten<S: Store>(
     let shown = ask(&format!("outbox show {event} --json")).json();
     assert!(shown["event"][0]["first_sent_at"].is_string(), "{shown}");
     assert_eq!(shown["event"][0]["error"], serde_json::Value::Null, "it is stale no longer: {shown}");
-    assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
+    let first_sent = &ask("outbox list --json").json()["destinations"][0]["first_sent"];
+    assert!(first_sent.as_str().is_some_and(|ago| ago.ends_with(" s")), "{first_sent}");
     let skip = ask(&format!("outbox skip {event} --because tried --dry-run")).ok();
     assert!(skip.contains("a copy of 1 may have been sent before"), "{skip}");
     // It fails before anything is sent, and waits for longer than its receivers remember the copy of before.

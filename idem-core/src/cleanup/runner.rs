@@ -26,10 +26,10 @@ const FAILED_CYCLES_MAX: u32 = 10;
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 
 /// How long a stop waits for the step in hand: one that is dropped may have been committed, and nobody would know its rows.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+const STOPS_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long a stop waits for its line of the trail, after a step that did not end.
-const NOTED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a stop waits for its line of the trail, after a step that did not end: over another connection, which has to be made.
+const NOTED_WITHIN: Duration = Duration::from_secs(4);
 
 /// The rows that one cycle removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

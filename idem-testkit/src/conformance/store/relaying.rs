@@ -1,4 +1,4 @@
-//! A [`Relay`](idem_core::Relay) on the outbox of each store.
+//! A [`Relay`] on the outbox of each store.
 
 use std::{
     sync::{

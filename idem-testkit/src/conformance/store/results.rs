@@ -150,20 +150,20 @@ pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreU
     fixture.assert_effects([("a", "a"), ("b", "b")]).await;
 }
 
-/// V2: a call that comes while the first one runs waits for it, and gets its result.
+/// V2: a call of another process that comes while the first one runs waits for it, and gets its result.
 pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     // With a single writer, a call waits for any other unit, and for no longer than its time-out.
     if !keeps_results(&fixture) || !fixture.waits_per_key() {
         return;
     }
-    let (payments, gate) = (once(&fixture), Gate::new());
+    let (payments, elsewhere, gate) = (once(&fixture), once(&fixture), Gate::new());
     within("starting", payments.start()).await.unwrap();
     let owner = payments.run_once("a", "a", work(&fixture, vec![Step::Pass(gate.clone())], Arc::new(of_run)));
     let waiter = async {
         gate.arrived(1).await;
         let claims = fixture.spy.claiming.get();
-        let waiting = payments.run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run)));
+        let waiting = elsewhere.run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run)));
         let let_go = async {
             fixture.spy.claiming.at_least(claims + 1, "the waiter claims the key").await;
             gate.open();

@@ -172,15 +172,12 @@ fn contents(scenario: &mut Scenario, theme: Theme, rng: &mut Rng) {
                 tenant: tenant.clone(),
                 payload: format!("p{key}.{payload}"),
                 order: (!one_in(rng, 10)).then(|| format!("o{order}")),
-                unidentified: None,
-                accounts: Vec::new(),
-                writes_twice: false,
-                tells: Vec::new(),
                 behaviour: if misbehaves {
                     behaviour(rng)
                 } else {
                     Behaviour::Good(if slow > 0 { rng.u64(0..=slow) } else { 0 })
                 },
+                ..Content::default()
             });
         }
     }
@@ -212,11 +209,7 @@ fn messages(scenario: &mut Scenario, theme: Theme, span: u64, rng: &mut Rng) {
             tenant: scenario.tenants.then(|| "t0".to_owned()),
             payload: format!("junk {}", if one_in(rng, 8) { 0 } else { number }),
             order: one_in(rng, 2).then(|| format!("o{}", rng.u32(0..4))),
-            behaviour: Behaviour::Good(0),
-            unidentified: None,
-            accounts: Vec::new(),
-            writes_twice: false,
-            tells: Vec::new(),
+            ..Content::default()
         });
         let at = if one_in(rng, 4) { millis(rng, 0, span) } else { burst };
         scenario.messages.push((at, scenario.contents.len() - 1));
@@ -276,12 +269,7 @@ fn pauses(scenario: &mut Scenario, span: u64, seed: u64) {
             key: Some(format!("paused {number}")),
             tenant: scenario.tenants.then(|| "t0".to_owned()),
             payload: format!("paused {number}"),
-            order: None,
-            behaviour: Behaviour::Good(0),
-            unidentified: None,
-            accounts: Vec::new(),
-            writes_twice: false,
-            tells: Vec::new(),
+            ..Content::default()
         });
         scenario.messages.push((at + obeyed + millis(rng, 100, 4_000), scenario.contents.len() - 1));
     }
@@ -367,12 +355,8 @@ fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
             key: Some(format!("poison {number}")),
             tenant: scenario.tenants.then(|| "t0".to_owned()),
             payload: format!("poison {number}"),
-            order: None,
             behaviour,
-            unidentified: None,
-            accounts: Vec::new(),
-            writes_twice: false,
-            tells: Vec::new(),
+            ..Content::default()
         });
         scenario.messages.push((millis(rng, 0, span), scenario.contents.len() - 1));
     }
@@ -401,12 +385,8 @@ fn two_of_one_key(scenario: &mut Scenario, key: &str, behaviour: Behaviour, span
             key: Some(key.to_owned()),
             tenant: scenario.tenants.then(|| "t0".to_owned()),
             payload: format!("{key} {number}"),
-            order: None,
             behaviour,
-            unidentified: None,
-            accounts: Vec::new(),
-            writes_twice: false,
-            tells: Vec::new(),
+            ..Content::default()
         });
         scenario.messages.push((at + millis(rng, 0, 50), scenario.contents.len() - 1));
     }

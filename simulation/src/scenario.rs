@@ -126,6 +126,23 @@ pub struct Content {
     pub tells: Vec<Told>,
 }
 
+impl Default for Content {
+    /// A message without a key, which is handled well, at once and without an event.
+    fn default() -> Self {
+        Self {
+            key: None,
+            tenant: None,
+            payload: String::new(),
+            order: None,
+            behaviour: Behaviour::Good(0),
+            unidentified: None,
+            accounts: Vec::new(),
+            writes_twice: false,
+            tells: Vec::new(),
+        }
+    }
+}
+
 impl Content {
     /// Tenant and key, within which an effect must happen once.
     #[must_use]

@@ -8,6 +8,8 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+#[path = "../../../tests/tests/it/worker/captured.rs"]
+mod captured;
 mod cloud_events;
 mod fairness;
 mod posts;

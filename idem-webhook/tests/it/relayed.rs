@@ -1,11 +1,7 @@
 //! What a relay notes of the tries, of which an operator decides days later whether a copy may be with the receivers;
 //! and what it tells at once.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
@@ -14,9 +10,11 @@ use idem_core::{
 use idem_testkit::{MemoryStore, message};
 use idem_webhook::{Endpoint, Secret, WebhookPublisher};
 use tokio::time::{sleep, timeout};
-use tracing_subscriber::{fmt::MakeWriter, util::SubscriberInitExt as _};
 
-use crate::receiver::{Answer, Receiver};
+use crate::{
+    captured::Captured,
+    receiver::{Answer, Receiver},
+};
 
 async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
     tx.publish(message, Event::to("hooks").event_type("Told").body("{}"))?;
@@ -108,43 +106,10 @@ async fn o100_a_slow_try_that_sent_nothing_leaves_no_mark() {
     assert_eq!((tried.state, tried.event.first_sent_ago), (EventState::Waiting, None), "{tried:?}");
 }
 
-/// What is logged on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 /// Relays to this publisher until the relay's view has trouble. Returns the trouble, and the lines of the log about tries in vain.
 #[allow(clippy::disallowed_methods, reason = "the log tells nobody that it has grown")]
 async fn told_of(outbox: Arc<dyn Outbox>, publisher: WebhookPublisher) -> (String, Vec<String>) {
-    let log = Log::default();
-    let logging = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
-    // Where there is only one subscriber, a thread without one may be asked first whether a line is of interest.
-    let _another = tracing::Dispatch::new(tracing_subscriber::registry());
-    let _guard = logging.set_default();
+    let (log, _guard) = Captured::log(tracing::Level::INFO);
     let relay = Relay::builder(outbox).to("hooks", publisher).build().unwrap();
     let view = relay.view();
     let running = tokio::spawn(relay.run(std::future::pending()));
@@ -158,10 +123,10 @@ async fn told_of(outbox: Arc<dyn Outbox>, publisher: WebhookPublisher) -> (Strin
     };
     let why = timeout(Duration::from_secs(60), told).await.expect("three tries in vain are trouble");
     running.abort();
-    let text = log.text();
-    assert!(!text.contains("s3cr3t") && !why.contains("s3cr3t"), "{text}");
-    let lines = text.lines().filter(|line| line.contains("events were not confirmed"));
-    (why, lines.map(str::to_owned).collect())
+    let mut lines = log.lines();
+    assert!(!lines.iter().chain([&why]).any(|told| told.contains("s3cr3t")), "{why}: {lines:#?}");
+    lines.retain(|line| line.contains("events were not confirmed"));
+    (why, lines)
 }
 
 /// O106: the log and the relay's view say what is wrong with an endpoint that never confirms, and nothing of its path.

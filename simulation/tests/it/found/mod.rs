@@ -37,17 +37,7 @@ fn plain(seed: u64) -> Scenario {
 }
 
 fn content(number: usize, behaviour: Behaviour) -> Content {
-    Content {
-        key: Some(format!("k{number}")),
-        tenant: None,
-        payload: format!("p{number}"),
-        order: None,
-        behaviour,
-        unidentified: None,
-        accounts: Vec::new(),
-        writes_twice: false,
-        tells: Vec::new(),
-    }
+    Content { key: Some(format!("k{number}")), payload: format!("p{number}"), behaviour, ..Content::default() }
 }
 
 /// One receiver, which always takes what it is given.

@@ -55,13 +55,9 @@ impl OwnServer {
     }
 
     /// Runs `rabbitmqctl`.
-    pub(crate) async fn control(&self, arguments: &'static [&'static str]) {
-        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../.servers/sets");
-        let home = Path::new(data).join(SET).join("rabbitmq");
-        let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
-        command.args(["--node", "idem@localhost"]).args(arguments).env("HOME", home);
-        command.env("ERL_EPMD_PORT", (24_369 + outer_offset() + PORT_OFFSET).to_string());
-        tokio::task::spawn_blocking(move || text(&command.output().unwrap())).await.unwrap();
+    pub(crate) async fn control(self: &Arc<Self>, arguments: &'static [&'static str]) {
+        let server = Arc::clone(self);
+        tokio::task::spawn_blocking(move || server.servers(&[&["rabbitmqctl"], arguments].concat())).await.unwrap();
     }
 
     fn servers(&self, arguments: &[&str]) -> String {

@@ -7,7 +7,7 @@ const OURS: &str = "IDEM_";
 
 /// Those with that prefix that belong to the command or to the project's own scripts and tests, each of which may stand in the
 /// shell that a worker is started from. By their whole names, so that a misspelt one is still found out.
-const OF_THE_HOUSE: [&str; 18] = [
+const OF_THE_HOUSE: [&str; 21] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",
     "IDEM_BUG",
@@ -20,7 +20,10 @@ const OF_THE_HOUSE: [&str; 18] = [
     "IDEM_PGBOUNCER_URL",
     "IDEM_PORT_OFFSET",
     "IDEM_POSTGRES_URL",
+    "IDEM_POSTGRES_VERSION",
+    "IDEM_RABBITMQ_VERSION",
     "IDEM_REDIS_URL",
+    "IDEM_REDIS_VERSION",
     "IDEM_SEED",
     "IDEM_SERVERS_SET",
     "IDEM_SQS_URL",
@@ -148,6 +151,7 @@ mod tests {
             "IDEM_OPERATOR",
             "IDEM_PORT_OFFSET",
             "IDEM_POSTGRES_URL",
+            "IDEM_POSTGRES_VERSION",
             "KAFKA_TOPIC",
             "SQS_QUEUE",
             "idem_consumers",

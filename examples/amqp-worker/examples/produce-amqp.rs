@@ -26,6 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let queue = ShortString::try_new(queue.as_str()).map_err(|error| error.to_string())?;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(-1)); // RabbitMQ 3 refuses it
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.clone(), durable, arguments).await?;
     let mut records = records(PURCHASES)?;

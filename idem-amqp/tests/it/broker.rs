@@ -49,6 +49,17 @@ pub(crate) enum Kind {
     Stream,
 }
 
+/// The arguments of a queue that keeps a message however often it is delivered. RabbitMQ 3 has no default limit, and refuses the argument.
+fn unlimited(kind: Kind) -> Vec<(&'static str, AMQPValue)> {
+    let is_limited = kind == Kind::Quorum && !is_version_3();
+    is_limited.then_some(("x-delivery-limit", AMQPValue::LongInt(-1))).into_iter().collect()
+}
+
+/// Whether the broker is older than the one that `./servers up rabbitmq` starts by default.
+pub(crate) fn is_version_3() -> bool {
+    std::env::var("IDEM_RABBITMQ_VERSION").is_ok_and(|version| version.starts_with('3'))
+}
+
 /// A queue, with a proxy in front of the broker. The broker deletes it once it has been unused for a while.
 pub(crate) struct Queue {
     pub(crate) name: String,
@@ -60,11 +71,12 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// Without a delivery limit.
     pub(crate) async fn new(kind: Kind) -> Self {
-        Self::with(kind, &[]).await
+        Self::with(kind, &unlimited(kind)).await
     }
 
-    /// With more arguments.
+    /// With these arguments, and the broker's own delivery limit where they have none.
     pub(crate) async fn with(kind: Kind, arguments: &[(&str, AMQPValue)]) -> Self {
         Self::on(&url(), kind, arguments).await
     }
@@ -87,7 +99,7 @@ impl Queue {
     }
 
     pub(crate) async fn declare(&self) {
-        self.try_declare(&[]).await.unwrap();
+        self.try_declare(&unlimited(self.kind)).await.unwrap();
     }
 
     async fn try_declare(&self, arguments: &[(&str, AMQPValue)]) -> lapin::Result<()> {

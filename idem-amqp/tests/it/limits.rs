@@ -17,7 +17,7 @@ use lapin::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    broker::{Kind, Queue, eventually, management_url},
+    broker::{Kind, Queue, eventually, is_version_3, management_url},
     member::{Member, attached, join, numbers, refusal, sorted, within},
     own_server::OwnServer,
 };
@@ -248,6 +248,10 @@ async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     assert_eq!(limit_and_warnings(&managed(&plain)).await.unwrap(), (None, vec![]));
     let error = refusal(&managed(&limited)).await.to_string();
     assert!(error.contains("7 deliveries") && error.contains("--delivery-limit 7"), "{error}");
+    if !is_version_3() {
+        let error = refusal(&managed(&Queue::with(Kind::Quorum, &[]).await)).await.to_string();
+        assert!(error.contains("20 deliveries") && error.contains("--delivery-limit 20"), "{error}");
+    }
     // A configured limit is known to the operator, and the attempts are compared with it.
     let told = managed(&limited).delivery_limit(DeliveryLimit::Of(7));
     assert_eq!(limit_and_warnings(&told).await.unwrap(), (Some(7), vec![]));

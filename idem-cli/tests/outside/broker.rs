@@ -29,7 +29,7 @@ impl Queue {
                     .manage(
                         "PUT",
                         &format!("queues/%2f/{name}"),
-                        r#"{"durable": true, "arguments": {"x-queue-type": "quorum"}}"#,
+                        r#"{"durable": true, "arguments": {"x-queue-type": "quorum", "x-delivery-limit": -1}}"#,
                     )
                     .await;
             }

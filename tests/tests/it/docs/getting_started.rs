@@ -58,9 +58,11 @@ async fn works_on(broker: &str, heard: &str) {
     std::os::unix::fs::symlink(programs::folder(), folder.join("target/release")).unwrap();
     let servers = folder.join("servers");
     // Where the servers are is for `./servers` alone: a worker refuses variables that it does not know.
-    let offset = std::env::var("IDEM_PORT_OFFSET").unwrap_or_default();
+    let same = ["IDEM_PORT_OFFSET", "IDEM_POSTGRES_VERSION", "IDEM_RABBITMQ_VERSION"]
+        .map(|name| format!("{name}={} ", std::env::var(name).unwrap_or_default()))
+        .concat();
     let root = programs::root();
-    let to_ours = format!("#!/bin/sh\nIDEM_PORT_OFFSET={offset} exec '{}/servers' \"$@\"\n", root.display());
+    let to_ours = format!("#!/bin/sh\n{same}exec '{}/servers' \"$@\"\n", root.display());
     std::fs::write(&servers, to_ours).unwrap();
     std::fs::set_permissions(&servers, std::fs::Permissions::from_mode(0o755)).unwrap();
 

@@ -6,6 +6,7 @@ use idem_core::{BoxError, CancellationToken, Summary, chain};
 
 use crate::{
     command_line::Stop,
+    descriptors,
     exit::{Exit, Failure},
     flags::Flags,
     key_secret,
@@ -54,6 +55,7 @@ where
     let stop = CancellationToken::new();
     let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
     signals::listen(stop.clone()).map_err(system)?;
+    descriptors::raise();
     let runtime = stack::runtime().map_err(system)?;
     let ended = runtime.block_on(async {
         let status = Arc::new(Status::new(consumer, stop));

@@ -22,4 +22,6 @@ mod postgres;
 mod process;
 mod refusals;
 mod secrets;
+#[cfg(feature = "http")]
+mod strangers;
 mod worker;

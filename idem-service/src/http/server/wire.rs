@@ -1,8 +1,9 @@
-//! A connection whose writes have an end, which hyper's do not.
+//! A connection whose bytes are counted, and whose writes have an end, which hyper's do not.
 
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -13,6 +14,8 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
+use crate::connections::Waits;
+
 /// How long a client may take none of its answers' bytes.
 const STALLED_MAX: Duration = Duration::from_secs(10);
 
@@ -20,16 +23,17 @@ const STALLED_MAX: Duration = Duration::from_secs(10);
 const STALLED_MAX_AT_STOP: Duration = Duration::from_secs(3);
 
 /// Fails once its client has taken nothing for too long. Whoever takes something, however slowly, is served to the end.
-pub(super) struct Writes<I> {
+pub(super) struct Wire<I> {
     of: I,
     stop: CancellationToken,
+    waits: Arc<Waits>,
     /// Since when nothing could be written, and the end of that.
     stalled: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
-impl<I> Writes<I> {
-    pub(super) fn new(of: I, stop: CancellationToken) -> Self {
-        Self { of, stop, stalled: None }
+impl<I> Wire<I> {
+    pub(super) fn new(of: I, stop: CancellationToken, waits: Arc<Waits>) -> Self {
+        Self { of, stop, waits, stalled: None }
     }
 
     fn within<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
@@ -45,12 +49,19 @@ impl<I> Writes<I> {
         ready!(end.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
+
+    fn taken(&mut self, polled: Poll<io::Result<usize>>, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &polled {
+            self.waits.moved(*bytes);
+        }
+        self.within(polled, context)
+    }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Writes<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for Wire<I> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.of).poll_write(context, bytes);
-        self.within(polled, context)
+        self.taken(polled, context)
     }
 
     fn poll_write_vectored(
@@ -59,7 +70,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Writes<I> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.of).poll_write_vectored(context, parts);
-        self.within(polled, context)
+        self.taken(polled, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -77,8 +88,11 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Writes<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Writes<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for Wire<I> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.of).poll_read(context, into)
+        let before = into.filled().len();
+        let polled = Pin::new(&mut self.of).poll_read(context, into);
+        self.waits.moved(into.filled().len() - before);
+        polled
     }
 }

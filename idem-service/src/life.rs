@@ -32,8 +32,16 @@ pub(crate) fn run<L>(
     let flags = flags(&line);
     let (format, secret) = (flags.log_format, flags.key_secret_file.as_deref());
     let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
-    match prepared.map_err(Failure::refused).and_then(|()| start(line)) {
-        Ok(()) => Exit::Done,
+    ended(format, prepared.map_err(Failure::refused).and_then(|()| start(line)))
+}
+
+/// The exit status, once the log has ended with the line that says why.
+pub(crate) fn ended(format: LogFormat, ended: Result<(), Failure>) -> Exit {
+    match ended {
+        Ok(()) => {
+            logs::end();
+            Exit::Done
+        }
         Err(Failure { exit, line }) => {
             logs::last_line(format, &line);
             exit

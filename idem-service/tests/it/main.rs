@@ -24,4 +24,5 @@ mod refusals;
 mod secrets;
 #[cfg(feature = "http")]
 mod strangers;
+mod unread;
 mod worker;

@@ -1,6 +1,6 @@
 //! A service over HTTP, and clients that open connections and leave them at that.
 
-use std::{ffi::OsString, time::Duration};
+use std::{ffi::OsString, process::Stdio, time::Duration};
 
 use idem_service::{
     Api, HttpService,
@@ -13,7 +13,13 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::{admin::Admin, postgres::Database, process::Worker, worker::ARGUMENTS};
+use crate::{
+    admin::Admin,
+    postgres::Database,
+    process::{self, Worker},
+    unread::{free_port, full_pipe, lines_lost},
+    worker::ARGUMENTS,
+};
 
 /// The service, in a process that a test has started.
 #[test]
@@ -87,10 +93,44 @@ async fn w173_half_open_connections_keep_nobody_out() {
     let closed =
         text.lines().find_map(|line| line.strip_prefix("idem_http_connections_closed_total{consumer=\"notes\"} "));
     assert!(closed.is_some_and(|count| count.parse::<u32>().unwrap() > 400), "{closed:?} of 600, and 112 are open");
-    let notes = sqlx::query_scalar::<_, i64>("SELECT count(DISTINCT text) FROM notes");
-    assert_eq!(notes.fetch_one(&mut database.connect().await).await.unwrap(), 10);
+    assert_eq!(noted(&database).await, 10);
     drop(held);
     running.signal("TERM").await;
     running.ended().await.with(0);
     database.remove().await;
+}
+
+/// J92: a service whose log nothing reads answers requests and probes, and ends at a signal in time with 0.
+#[tokio::test]
+async fn j92_a_service_whose_log_nothing_reads_answers_and_ends() {
+    let database = Database::fresh().await;
+    let [port, admin] = [(); 2].map(|()| free_port());
+    let arguments = format!(
+        "--database-url {} --migrate --create-tables --listen {port} --admin {admin} --plain-hashes --cleanup-every off",
+        database.url()
+    );
+    let (_log, to_log) = full_pipe();
+    let mut command = Worker::bare(&arguments).of("strangers::service_process").variable("RUST_LOG", "trace").command();
+    let mut child = command.stdout(Stdio::null()).stderr(to_log).spawn().unwrap();
+    let (admin, address) = (Admin::at(admin), format!("127.0.0.1:{port}"));
+    admin.until("/readyz", |code, _| code == 200).await;
+    let mut sent = 0;
+    while lines_lost(&admin, "notes").await == 0 {
+        for _ in 0..50 {
+            assert_eq!(send(&address, &format!("note-{sent}")).await, 200);
+            sent += 1;
+        }
+        assert!(sent < 10_000, "no line was lost");
+    }
+    assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
+    assert_eq!(noted(&database).await, sent);
+    process::send(&child, "TERM").await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), child.wait()).await.expect("it ends");
+    assert_eq!(ended.unwrap().code(), Some(0));
+    database.remove().await;
+}
+
+async fn noted(database: &Database) -> i64 {
+    let notes = sqlx::query_scalar("SELECT count(DISTINCT text) FROM notes");
+    notes.fetch_one(&mut database.connect().await).await.unwrap()
 }

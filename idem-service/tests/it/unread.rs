@@ -42,13 +42,12 @@ struct Unread {
 
 impl Unread {
     fn start(database: &Database, place: &Place, reader: Reader, arguments: &str) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let (url, socket) = (database.url(), place.socket());
         let arguments = format!(
             "--database-url {url} --socket {socket} --consumer ledger --migrate --create-tables --admin {port} {arguments}"
         );
-        let (output, (log, mut to_log)) = (pipe().unwrap(), pipe().unwrap());
-        to_log.write_all(&[b'.'; PIPE_BYTES]).unwrap();
+        let (output, (log, to_log)) = (pipe().unwrap(), full_pipe());
         let mut command = Worker::bare(&arguments).variable("RUST_LOG", "trace").command();
         let child = command.stdout(output.1.try_clone().unwrap()).stderr(to_log).spawn().unwrap();
         let log = (reader == Reader::StandsStill).then_some(log);
@@ -73,10 +72,7 @@ impl Unread {
                 place.publish(&format!("order-{round}-{number}"), "1");
             }
             tokio::time::timeout(LIMIT, place.orders.drained()).await.expect("messages are handled");
-            let (_, text) = self.admin.get("/metrics").await;
-            let lost =
-                text.lines().find_map(|line| line.strip_prefix("idem_log_lines_lost_total{consumer=\"ledger\"} "));
-            if lost.expect("the metric is there") != "0" {
+            if lines_lost(&self.admin, "ledger").await > 0 {
                 return 50 * (round + 1);
             }
         }
@@ -86,6 +82,25 @@ impl Unread {
     async fn ended(mut self) -> ExitStatus {
         tokio::time::timeout(LIMIT, self.child.wait()).await.expect("it ends").unwrap()
     }
+}
+
+/// A pipe that takes nothing more, and its end to be read.
+pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (read, mut write) = pipe().unwrap();
+    write.write_all(&[b'.'; PIPE_BYTES]).unwrap();
+    (read, write)
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// How many lines of its log the process has lost.
+pub(crate) async fn lines_lost(admin: &Admin, consumer: &str) -> u64 {
+    let (_, text) = admin.get("/metrics").await;
+    let name = format!("idem_log_lines_lost_total{{consumer=\"{consumer}\"}} ");
+    let lost = text.lines().find_map(|line| line.strip_prefix(name.as_str()));
+    lost.expect("the metric is there").parse().unwrap()
 }
 
 async fn handled(database: &Database) -> usize {

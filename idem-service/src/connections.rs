@@ -1,7 +1,6 @@
 //! The connections of a port. One more than there is room for takes the place of the one that has waited longest for its client.
 
 use std::{
-    cmp::Reverse,
     collections::HashMap,
     io,
     sync::{
@@ -16,14 +15,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// The rate at which a client is expected to send a request and to take its response, in bytes a second. A slower client falls behind.
-const RATE: u64 = 16 << 10;
-
 /// How often a connection to close is looked for while all of them work.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// How many candidates one look through all connections finds.
-const CANDIDATES: usize = 64;
 
 /// `EMFILE` and `ENFILE`, on Linux, the BSDs and macOS alike.
 const NO_DESCRIPTORS: [i32; 2] = [24, 23];
@@ -34,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long a connection has waited for its client: for a request's head or body, or for the client to take a response.
 pub(crate) struct Waits {
     begun: Instant,
-    /// In microseconds after `begun`. Each byte that comes or goes moves it on.
+    /// In microseconds after `begun`.
     since: AtomicU64,
     /// The connection waits for its handler, and not for its client.
     works: AtomicBool,
@@ -59,14 +52,6 @@ impl Waits {
         self.works.store(works, Ordering::Relaxed);
     }
 
-    /// Its client has sent or taken these bytes.
-    #[cfg(feature = "http")]
-    pub(crate) fn moved(&self, bytes: usize) {
-        let worth = (bytes as u64).saturating_mul(1_000_000) / RATE;
-        let since = self.since.load(Ordering::Relaxed).saturating_add(worth);
-        self.since.store(since.min(self.now()), Ordering::Relaxed);
-    }
-
     fn now(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
@@ -83,16 +68,13 @@ pub(crate) struct Connections {
     begun: Instant,
     tasks: JoinSet<()>,
     open: HashMap<Id, (Arc<Waits>, AbortHandle)>,
-    /// Those that had waited longest at the last look, the longest last. One that has moved on since then is passed over.
-    candidates: Vec<(u64, Id)>,
     closed: metrics::Counter,
 }
 
 impl Connections {
     /// `closed` counts those that are closed to make room.
     pub(crate) fn new(max: usize, closed: metrics::Counter) -> Self {
-        let (tasks, open, candidates) = (JoinSet::new(), HashMap::new(), Vec::new());
-        Self { max: max.max(1), begun: Instant::now(), tasks, open, candidates, closed }
+        Self { max: max.max(1), begun: Instant::now(), tasks: JoinSet::new(), open: HashMap::new(), closed }
     }
 
     /// Serves one more connection. The caller has waited for [`room`](Self::room).
@@ -145,32 +127,15 @@ impl Connections {
     }
 
     /// Closes the connection that has waited longest for its client. Returns whether any waits.
-    fn close_one(&mut self) -> bool {
-        let is_fresh = self.candidates.is_empty();
-        if is_fresh {
-            self.look();
-        }
-        while let Some((since, id)) = self.candidates.pop() {
-            let Some((waits, task)) = self.open.get(&id) else { continue };
-            if waits.since() == Some(since) && !task.is_finished() {
-                task.abort();
-                self.closed.increment(1);
-                return true;
-            }
-        }
-        !is_fresh && self.close_one()
-    }
-
-    /// Finds the connections that have waited longest. One look does for many closings.
-    fn look(&mut self) {
-        let waiting = self.open.iter().filter_map(|(id, (waits, _))| Some((waits.since()?, *id)));
-        let mut found: Vec<_> = waiting.collect();
-        if found.len() > CANDIDATES {
-            found.select_nth_unstable_by_key(CANDIDATES, |(since, _)| *since);
-            found.truncate(CANDIDATES);
-        }
-        found.sort_unstable_by_key(|(since, _)| Reverse(*since));
-        self.candidates = found;
+    fn close_one(&self) -> bool {
+        let waiting = self.open.values().filter(|(_, task)| !task.is_finished());
+        let waiting = waiting.filter_map(|(waits, task)| Some((waits.since()?, task)));
+        let longest = waiting.min_by_key(|(since, _)| *since);
+        longest.inspect(|(_, task)| {
+            task.abort();
+            self.closed.increment(1);
+        });
+        longest.is_some()
     }
 }
 

@@ -325,12 +325,14 @@ async fn j93_a_relay_alone_whose_log_nothing_reads_relays_and_ends() {
     let fixture = Fixture::new().await;
     let queue = Queue::new(&fixture.schema).await;
     let outbox = fixture.store.plain_outbox("billing", [queue.name.as_str()]).await.unwrap();
-    let mut transaction = fixture.admin.begin().await.unwrap();
+    let mut connection = fixture.admin.acquire().await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
     for number in 0..INVOICES {
         let event = Event::to(queue.name.as_str()).event_type("InvoiceIssued").json(&number).unwrap();
         outbox.publish(&mut transaction, &format!("invoice-{number}"), event).await.unwrap();
     }
     transaction.commit().await.unwrap();
+    drop(connection);
     let config = std::env::temp_dir().join(format!("idem-relay-{}.toml", fixture.schema));
     let text = format!(
         "database-url = {:?}\nschema = {:?}\n[amqp]\nurl = {:?}\n[[destination]]\nname = {:?}\n",

@@ -1,8 +1,7 @@
 //! Serves requests within limits: a client of the port may neither hold the service's memory nor keep it from stopping.
 
-mod sent;
 mod unread;
-mod wire;
+mod writes;
 
 use std::{
     pin::pin,
@@ -27,7 +26,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::{sent::Sent, unread::Rest, wire::Wire};
+use self::{unread::Rest, writes::Writes};
 use crate::connections::{Connections, Waits};
 
 /// How long a request's head may take, and a connection may rest between two requests.
@@ -98,8 +97,7 @@ async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).max_buf_size(HEAD_BYTES_MAX);
-    let wire = Wire::new(stream, stop.clone(), Arc::clone(&waits));
-    let (stream, routes) = (TokioIo::new(wire), TowerToHyperService::new(routes));
+    let (stream, routes) = (TokioIo::new(Writes::new(stream, stop.clone())), TowerToHyperService::new(routes));
     let counted = service_fn(|request| {
         waits.begin();
         waits.works(true);
@@ -112,7 +110,8 @@ async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
                 rest.settle(answer.headers_mut()).await;
             }
             drop(request_in_hand);
-            answered.map(|answer| answer.map(|body| Sent::new(body, waits)))
+            waits.begin();
+            answered
         }
     });
     let mut served = pin!(server.serve_connection(stream, counted));

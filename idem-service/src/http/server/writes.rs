@@ -1,9 +1,8 @@
-//! A connection whose bytes are counted, and whose writes have an end, which hyper's do not.
+//! A connection whose writes have an end, which hyper's do not.
 
 use std::{
     io,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -14,8 +13,6 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::connections::Waits;
-
 /// How long a client may take none of its answers' bytes.
 const STALLED_MAX: Duration = Duration::from_secs(10);
 
@@ -23,17 +20,16 @@ const STALLED_MAX: Duration = Duration::from_secs(10);
 const STALLED_MAX_AT_STOP: Duration = Duration::from_secs(3);
 
 /// Fails once its client has taken nothing for too long. Whoever takes something, however slowly, is served to the end.
-pub(super) struct Wire<I> {
+pub(super) struct Writes<I> {
     of: I,
     stop: CancellationToken,
-    waits: Arc<Waits>,
     /// Since when nothing could be written, and the end of that.
     stalled: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
-impl<I> Wire<I> {
-    pub(super) fn new(of: I, stop: CancellationToken, waits: Arc<Waits>) -> Self {
-        Self { of, stop, waits, stalled: None }
+impl<I> Writes<I> {
+    pub(super) fn new(of: I, stop: CancellationToken) -> Self {
+        Self { of, stop, stalled: None }
     }
 
     fn within<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
@@ -49,19 +45,12 @@ impl<I> Wire<I> {
         ready!(end.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
-
-    fn taken(&mut self, polled: Poll<io::Result<usize>>, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(bytes)) = &polled {
-            self.waits.moved(*bytes);
-        }
-        self.within(polled, context)
-    }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Wire<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for Writes<I> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.of).poll_write(context, bytes);
-        self.taken(polled, context)
+        self.within(polled, context)
     }
 
     fn poll_write_vectored(
@@ -70,7 +59,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Wire<I> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.of).poll_write_vectored(context, parts);
-        self.taken(polled, context)
+        self.within(polled, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -88,11 +77,8 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Wire<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Wire<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for Writes<I> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let polled = Pin::new(&mut self.of).poll_read(context, into);
-        self.waits.moved(into.filled().len() - before);
-        polled
+        Pin::new(&mut self.of).poll_read(context, into)
     }
 }

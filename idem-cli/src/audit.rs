@@ -25,6 +25,8 @@ pub(crate) fn start_log(is_json: bool) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(directives)
         .map_err(|error| Failure::refused(format!("RUST_LOG cannot be read: {error}")))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false);
+    // Otherwise a line that cannot be written is reported on standard error, which panics where that is closed.
+    let log = log.log_internal_errors(false);
     // It fails only where there is a log already.
     let _ = if is_json { log.json().flatten_event(true).try_init() } else { log.try_init() };
     Ok(())

@@ -1,6 +1,10 @@
 //! How a command ends: its exit status, which is that of a worker in the same case, and the line that says why.
 
-use std::{error::Error, process::ExitCode};
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use idem_core::{ErrorClass, Store as _, StoreError, chain, store};
 use idem_sqlx::{MigrateError, PostgresStore, SqliteStore};
@@ -57,9 +61,14 @@ impl Failure {
 
     /// Writes the reason to standard error. A mistyped password is not in it.
     pub(crate) fn tell(self) -> Exit {
-        eprintln!("{}", without_passwords(self.text.trim_end()));
+        say(&without_passwords(self.text.trim_end()));
         self.exit
     }
+}
+
+/// Writes a line to standard error. If that is closed, the exit status has to do.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 impl From<StoreError> for Failure {

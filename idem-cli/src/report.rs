@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 
 /// Rows with named columns. The database makes each row a JSON object, whose order of members is that of the columns.
 #[derive(Debug, Default)]
@@ -218,7 +218,7 @@ impl Report {
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                eprintln!("the answer cannot be written: {error}");
+                exit::say(&format!("the answer cannot be written: {error}"));
                 Exit::Refused
             }
             Ok(()) | Err(_) => exit,

@@ -180,6 +180,10 @@ metrics! {
     OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm events that it was given at once";
+    LOG_LINES_LOST = "idem.log_lines_lost", Kind::Counter, Count,
+        "lines of the log that were lost, because standard error did not take them";
+    HTTP_CONNECTIONS_CLOSED = "idem.http_connections_closed", Kind::Counter, Count,
+        "connections of clients that were closed to make room for others, the one that waited longest for its client first";
     HTTP_REQUESTS = "idem.http_requests", Kind::Counter, Count,
         "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, `client-gone`, or the problem that was answered";
     HTTP_TIME = "idem.http_time", Kind::Histogram(SECONDS), Seconds,

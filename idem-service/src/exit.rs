@@ -1,12 +1,11 @@
 //! How a worker ends: its exit status, the line that says why, and the summary.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use idem_core::{Summary, WorkerError, outbox::RelayError};
 use serde::Serialize;
+
+use crate::logs;
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +136,6 @@ fn seconds(summary: &Summary) -> f64 {
 
 fn print(line: &impl Serialize) {
     if let Ok(text) = serde_json::to_string(line) {
-        let _ = writeln!(io::stdout().lock(), "{text}");
+        logs::print(&text);
     }
 }

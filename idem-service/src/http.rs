@@ -142,7 +142,7 @@ impl HttpService {
     }
 
     /// Serves with the settings of the command line and the environment until it is stopped. Call it as the whole of `main`: it
-    /// installs the handlers of SIGTERM and SIGINT and the log.
+    /// installs the handlers of SIGTERM and SIGINT, the log and its hook of panics.
     #[must_use]
     pub fn run(self) -> ExitCode {
         self.run_with(std::env::args_os()).into()

@@ -8,7 +8,9 @@ mod broker;
 mod cleanup;
 mod command_line;
 mod config;
+mod connections;
 pub mod database;
+mod descriptors;
 mod exit;
 mod flags;
 #[cfg(feature = "http")]

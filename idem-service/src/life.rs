@@ -6,6 +6,7 @@ use idem_core::{BoxError, CancellationToken, Summary, chain};
 
 use crate::{
     command_line::Stop,
+    descriptors,
     exit::{Exit, Failure},
     flags::Flags,
     key_secret,
@@ -31,8 +32,16 @@ pub(crate) fn run<L>(
     let flags = flags(&line);
     let (format, secret) = (flags.log_format, flags.key_secret_file.as_deref());
     let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
-    match prepared.map_err(Failure::refused).and_then(|()| start(line)) {
-        Ok(()) => Exit::Done,
+    ended(format, prepared.map_err(Failure::refused).and_then(|()| start(line)))
+}
+
+/// The exit status, once the log has ended with the line that says why.
+pub(crate) fn ended(format: LogFormat, ended: Result<(), Failure>) -> Exit {
+    match ended {
+        Ok(()) => {
+            logs::end();
+            Exit::Done
+        }
         Err(Failure { exit, line }) => {
             logs::last_line(format, &line);
             exit
@@ -54,6 +63,7 @@ where
     let stop = CancellationToken::new();
     let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
     signals::listen(stop.clone()).map_err(system)?;
+    descriptors::raise();
     let runtime = stack::runtime().map_err(system)?;
     let ended = runtime.block_on(async {
         let status = Arc::new(Status::new(consumer, stop));

@@ -251,7 +251,8 @@ impl<L: Stores> Service<L> {
     }
 
     /// Runs the worker on the broker `B`, with the settings of the command line and the environment, until it is
-    /// stopped. Call it as the whole of `main`: it installs the handlers of SIGTERM and SIGINT and the log.
+    /// stopped. Call it as the whole of `main`: it installs the handlers of SIGTERM and SIGINT, the log and its hook of
+    /// panics.
     #[must_use]
     pub fn run<B: Broker>(self) -> ExitCode {
         self.run_with::<B>(std::env::args_os()).into()

@@ -12,7 +12,7 @@ use idem_core::{
     CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
     outbox::{RelayView, Relayed},
     store::RunId,
-    telemetry::{CONSUMER, Metric, PAUSED, PAUSED_FOR, READY},
+    telemetry::{CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
 };
 use idem_schema::SchemaName;
 use serde::Serialize;
@@ -22,6 +22,7 @@ pub(crate) use crate::broker::Lag;
 use crate::{
     flags::Flags,
     life::process,
+    logs,
     rates::{self, Rates, Recent},
     relay::Standing,
     served::Served,
@@ -269,6 +270,7 @@ impl Status {
         if let Some((view, _)) = self.worker.get() {
             view.measure();
         }
+        metrics::counter!(LOG_LINES_LOST.name, CONSUMER => self.consumer.clone()).absolute(logs::lost());
         // A worker sets these gauges itself.
         if self.serves.get().is_some() {
             let (pause, is) = (self.pause(), |yes| f64::from(u8::from(yes)));

@@ -1,9 +1,10 @@
 //! `idem cleanup`: one cycle, for cron.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
 use idem_core::{Cleanup, CleanupReport, CleanupSettings, Store as _, store::Expiring};
 use idem_schema::cleanup_script;
+use tokio::{runtime, sync::oneshot};
 
 use crate::{
     command_line::{Clean, Target},
@@ -25,20 +26,39 @@ pub(crate) async fn run(target: &Target, clean: &Clean) -> Result<Report, Failur
     Ok(cleaned(&cleanup.cycle_until(stop()).await?))
 }
 
-/// Ready once a signal asks the process to end.
+/// Ready once a signal asks the process to end. A second signal ends it, and so does the first one after the cycle: a report that nothing
+/// reads, or a log, must not keep the process.
 pub(crate) async fn stop() {
+    let (ask, is_asked) = oneshot::channel();
+    let listen = move || {
+        let Ok(runtime) = runtime::Builder::new_current_thread().enable_io().build() else { return };
+        runtime.block_on(async {
+            let first = signal().await;
+            let last = if ask.send(()).is_ok() { signal().await } else { first };
+            // As a shell reports a process that a signal has ended.
+            std::process::exit(128 + last);
+        });
+    };
+    // Without a thread, a signal ends the process as it does by default.
+    if thread::Builder::new().name("signals".to_owned()).spawn(listen).is_err() || is_asked.await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// The number of the next signal that asks the process to end.
+async fn signal() -> i32 {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
         if let Ok(mut terminated) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminated.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
+            return tokio::select! {
+                _ = terminated.recv() => SignalKind::terminate().as_raw_value(),
+                _ = tokio::signal::ctrl_c() => SignalKind::interrupt().as_raw_value(),
+            };
         }
     }
     let _ = tokio::signal::ctrl_c().await;
+    2
 }
 
 pub(crate) fn settings(clean: &Clean) -> Result<CleanupSettings, Failure> {

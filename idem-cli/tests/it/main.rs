@@ -31,4 +31,5 @@ mod schema;
 mod secrets;
 mod seeing;
 mod sqlite;
+mod unread;
 mod usurpers;

@@ -29,6 +29,7 @@ use tokio::{
 use crate::{
     fixture::{Fixture, PATIENCE},
     receiver::{Answer, Receiver},
+    unread::full_pipe,
 };
 
 const INVOICES: usize = 200;
@@ -315,5 +316,40 @@ async fn o64_a_relay_without_its_database_says_why_and_is_not_ready() {
     relay.stop().await;
     let (status, log) = relay.ended().await;
     assert_eq!(status, Some(0), "{log}");
+    fixture.drop().await;
+}
+
+/// J93: a relay alone whose log and summary nothing reads brings its events, and ends at a signal in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn j93_a_relay_alone_whose_log_nothing_reads_relays_and_ends() {
+    let fixture = Fixture::new().await;
+    let queue = Queue::new(&fixture.schema).await;
+    let outbox = fixture.store.plain_outbox("billing", [queue.name.as_str()]).await.unwrap();
+    let mut connection = fixture.admin.acquire().await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    for number in 0..INVOICES {
+        let event = Event::to(queue.name.as_str()).event_type("InvoiceIssued").json(&number).unwrap();
+        outbox.publish(&mut transaction, &format!("invoice-{number}"), event).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    drop(connection);
+    let config = std::env::temp_dir().join(format!("idem-relay-{}.toml", fixture.schema));
+    let text = format!(
+        "database-url = {:?}\nschema = {:?}\n[amqp]\nurl = {:?}\n[[destination]]\nname = {:?}\n",
+        fixture.url, fixture.schema, queue.url, queue.name
+    );
+    std::fs::write(&config, text).unwrap();
+    let ((_out, out), (_log, log)) = (full_pipe(), full_pipe());
+    let mut idem = Command::new(env!("CARGO_BIN_EXE_idem"));
+    idem.args(["outbox", "relay", "--config"]).arg(&config).env_clear().env("RUST_LOG", "trace");
+    let mut relay = idem.stdin(Stdio::null()).stdout(out).stderr(log).kill_on_drop(true).spawn().unwrap();
+    fixture.until("SELECT count(*) FROM outbox", "0").await;
+    assert_eq!(queue.take().await.len(), INVOICES);
+    let stop = format!("kill -TERM {}", relay.id().unwrap());
+    assert!(Command::new("sh").args(["-c", &stop]).status().await.unwrap().success());
+    let status = tokio::time::timeout(PATIENCE, relay.wait()).await.expect("it ends").unwrap();
+    assert_eq!(status.code(), Some(0));
+    std::fs::remove_file(&config).unwrap();
+    queue.remove().await;
     fixture.drop().await;
 }

@@ -5,6 +5,7 @@ mod eventbridge;
 #[cfg(feature = "reqwest")]
 mod fetch;
 mod pause;
+mod places;
 mod sender;
 mod service;
 mod settle;

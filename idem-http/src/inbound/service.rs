@@ -20,6 +20,7 @@ use tracing::Instrument as _;
 
 use super::{
     pause::Pauses,
+    places::Places,
     sender::{NotAdmitted, Opened, Sender},
     settle::{DOWN, Reply, decide},
 };
@@ -34,7 +35,8 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// How many requests are handled at once by default.
 const AT_ONCE: usize = 64;
 
-/// Requests that may be read at once, for each one that may be handled: a sender with a slow body takes no handler's place.
+/// Requests that may be read, and as many that may be proved, at the same time, for each one that may be handled: a sender with a slow
+/// body takes no handler's place.
 const READ_PER_HANDLED: usize = 4;
 
 const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, NO_SUCH_METHOD, "events are posted");
@@ -59,7 +61,9 @@ struct Shared<S: Store, F> {
     deadline: Duration,
     body_bytes_max: usize,
     at_once: Arc<Semaphore>,
-    reading: Semaphore,
+    reading: Places,
+    /// Not the same places: a proof may fetch a certificate, and whoever sends a request can make it do so.
+    proving: Places,
     outcomes: Outcomes,
     pauses: Pauses,
 }
@@ -69,13 +73,24 @@ impl<S: Store, F: Sender> Inbound<S, F> {
     /// metrics must be there before.
     pub fn new(consumer: DedupConsumer<S>, sender: F) -> Self {
         let deadline = sender.deadline();
-        let (at_once, reading) = (Arc::new(Semaphore::new(AT_ONCE)), Semaphore::new(AT_ONCE * READ_PER_HANDLED));
+        let at_once = Arc::new(Semaphore::new(AT_ONCE));
+        let [reading, proving] = [(); 2].map(|()| Places::new(AT_ONCE * READ_PER_HANDLED));
         let body_bytes_max = BODY_BYTES_MAX;
         let labels = vec![Label::new(CONSUMER, consumer.name().to_string())];
         let outcomes = Outcomes::new((HTTP_DELIVERIES, HTTP_DELIVERY_TIME), labels);
         let pauses = Pauses::default();
         Self {
-            shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading, outcomes, pauses }),
+            shared: Arc::new(Shared {
+                consumer,
+                sender,
+                deadline,
+                body_bytes_max,
+                at_once,
+                reading,
+                proving,
+                outcomes,
+                pauses,
+            }),
         }
     }
 
@@ -91,14 +106,18 @@ impl<S: Store, F: Sender> Inbound<S, F> {
         self.with(|shared| shared.body_bytes_max = bytes)
     }
 
-    /// Sets how many events are handled at once, including those that run on after their deadline; four times as many are read. Beyond
-    /// either limit senders get a 503 and try again. Defaults to 64. Events in excess of the consumer's lanes wait for one.
+    /// Sets how many events are handled concurrently, including those that run on after their deadline. Defaults to 64. A sender beyond it
+    /// gets a 503 and tries again. Events in excess of the consumer's lanes wait for one.
+    ///
+    /// Four times as many requests are read, and four times as many proved. Any client can send these, so one more takes the place of the
+    /// request that is furthest behind, and that one gets the 503.
     #[must_use]
     pub fn at_once(self, events: usize) -> Self {
         let events = events.clamp(1, Semaphore::MAX_PERMITS / READ_PER_HANDLED);
         self.with(|shared| {
             shared.at_once = Arc::new(Semaphore::new(events));
-            shared.reading = Semaphore::new(events * READ_PER_HANDLED);
+            shared.reading = Places::new(events * READ_PER_HANDLED);
+            shared.proving = Places::new(events * READ_PER_HANDLED);
         })
     }
 
@@ -124,20 +143,26 @@ impl<S: Store, F: Sender> Shared<S, F> {
         if let Err(why) = self.sender.admit(&head) {
             return self.refused(why);
         }
-        let Ok(reading) = self.reading.try_acquire() else { return TOO_MANY };
-        let body = match tokio::time::timeout_at(until, Limited::new(body, self.body_bytes_max).collect()).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => return TOO_LARGE,
-            Ok(Err(_)) => return CUT,
-            Err(_) => return TOO_SLOW,
+        let place = self.reading.take();
+        let body = body.map_frame(|frame| {
+            place.came(frame.data_ref().map_or(0, Bytes::len));
+            frame
+        });
+        let body = match place.within(until, Limited::new(body, self.body_bytes_max).collect()).await {
+            Some(Ok(body)) => body.to_bytes(),
+            Some(Err(error)) if error.is::<LengthLimitError>() => return TOO_LARGE,
+            Some(Err(_)) => return CUT,
+            None => return TOO_SLOW,
         };
-        let message = match tokio::time::timeout_at(until, self.sender.open(&head, body)).await {
-            Ok(Ok(Opened::Message(message))) => *message,
-            Ok(Ok(Opened::Settled)) => return Reply::new(StatusCode::OK, "settled", "settled"),
-            Ok(Err(why)) => return self.refused(why),
-            Err(_) => return UNPROVED,
+        drop(place);
+        let place = self.proving.take();
+        let message = match place.within(until, self.sender.open(&head, body)).await {
+            Some(Ok(Opened::Message(message))) => *message,
+            Some(Ok(Opened::Settled)) => return Reply::new(StatusCode::OK, "settled", "settled"),
+            Some(Err(why)) => return self.refused(why),
+            None => return UNPROVED,
         };
-        drop(reading);
+        drop(place);
         let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
         // A task of its own, so that a sender that gives up does not end it.
         let deciding = tokio::spawn(run(Arc::clone(&self), message, permit).in_current_span());
@@ -155,7 +180,7 @@ impl<S: Store, F: Sender> Shared<S, F> {
                 Reply::new(StatusCode::UNAUTHORIZED, "unauthenticated", text)
             }
             NotAdmitted::Unavailable(error) => {
-                tracing::warn!(idem.consumer = %self.consumer.name(), error = &*error as &dyn std::error::Error, "nobody can tell whether a request is its sender's");
+                tracing::warn!(idem.consumer = %self.consumer.name(), error = &*error as &dyn std::error::Error, "cannot verify the sender of a request");
                 UNPROVED
             }
         }

@@ -1,6 +1,6 @@
 //! Serves the routes within limits: a client of the port may neither hold connections nor use up the worker's resources.
 
-use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -9,17 +9,20 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse as _, Response},
 };
+use hyper::{
+    body::Incoming,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::AbortHandle,
-};
+use tokio::net::{TcpListener, TcpStream};
 
-/// How many connections are open at once. One more closes the oldest, so that a probe is answered whatever other clients
-/// hold.
+use crate::connections::{Connections, Waits};
+
+/// How many connections are open at once. One more closes the one that has waited longest for its client or its response, so that a
+/// probe is answered whatever other clients hold.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// How long a request's head may take.
@@ -28,34 +31,30 @@ const HEAD_MAX: Duration = Duration::from_secs(5);
 /// How long a connection may take in all, which serves one request.
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
 
-/// How long nothing is accepted after the system had no connection to give, such as for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// Serves until the runtime ends.
 pub(super) async fn serve(listener: TcpListener, routes: Router) {
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    let mut open = Connections::new(CONNECTIONS_MAX, metrics::Counter::noop());
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
-        open.retain(|connection| !connection.is_finished());
-        if open.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                open.room().await;
+                open.serve(|waits| connection(stream, routes.clone(), waits));
+            }
+            Err(error) => open.refused(&error).await,
         }
-        let routes = routes.clone();
-        open.push_back(tokio::spawn(connection(stream, routes)).abort_handle());
     }
 }
 
-async fn connection(stream: TcpStream, routes: Router) {
+async fn connection(stream: TcpStream, routes: Router, waits: Arc<Waits>) {
+    let routes = TowerToHyperService::new(routes);
+    let counted = service_fn(|request: hyper::Request<Incoming>| {
+        waits.begin();
+        routes.call(request)
+    });
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).keep_alive(false);
-    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     // A connection that fails is that connection's affair.
-    let _ = tokio::time::timeout(CONNECTION_MAX, served).await;
+    let _ = tokio::time::timeout(CONNECTION_MAX, server.serve_connection(TokioIo::new(stream), counted)).await;
 }
 
 /// The names under which the endpoints may be asked, beside addresses and `localhost`.

@@ -3,7 +3,10 @@
 use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use clap::{Args as _, Command, FromArgMatches as _};
-use idem_core::{BoxError, CancellationToken, Cleanup, Relay, RunOnce, Store};
+use idem_core::{
+    BoxError, CancellationToken, Cleanup, Relay, RunOnce, Store,
+    telemetry::{CONSUMER, HTTP_CONNECTIONS_CLOSED},
+};
 use tokio::net::TcpListener;
 
 use super::{Api, HttpService, Opened, Parts, flags::HttpFlags, overdue, server};
@@ -13,7 +16,9 @@ use crate::{
     broker::Events,
     command_line::{self, Stop},
     config,
+    connections::Connections,
     database::{self, Database},
+    descriptors,
     exit::{self, Exit, Failure},
     life::{self, process, texts},
     metrics, private, relay,
@@ -24,6 +29,9 @@ use crate::{
 
 /// How often the operators' controls are read, as often as a worker does.
 const CONTROLS_EVERY: Duration = Duration::from_secs(2);
+
+/// As many lanes as there are by default.
+const LANES: usize = 16;
 
 /// The settings read from the command line.
 struct Line<A> {
@@ -148,8 +156,11 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     });
     let seen = idempotency.clone();
     status.serves(move || served(&seen));
-    tracing::info!(store = D::CLIENT, address = %bound, "serving requests");
-    let served = server::serve(listener, routes, &status.stop, flags.common.drain, &idempotency).await;
+    let connections = descriptors::for_clients(descriptors::raise(), flags.lanes.unwrap_or(LANES));
+    tracing::info!(store = D::CLIENT, connections_max = connections, address = %bound, "serving requests");
+    let closed = ::metrics::counter!(HTTP_CONNECTIONS_CLOSED.name, CONSUMER => name);
+    let open = Connections::new(connections, closed);
+    let served = server::serve(listener, open, routes, &status.stop, flags.common.drain, &idempotency).await;
     let relayed = match relaying {
         Some(relaying) => relaying.await.map_err(|_| Failure::new(Exit::Bug, "the relay panicked"))?,
         None => Ok(()),

@@ -23,23 +23,17 @@ use idem_http::Idempotency;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    task::JoinSet,
     time::timeout,
 };
 
 use self::{unread::Rest, writes::Writes};
-
-/// How many connections are open at once. One more waits until another has closed.
-const CONNECTIONS_MAX: usize = 20_000;
+use crate::connections::{Connections, Waits};
 
 /// How long a request's head may take, and a connection may rest between two requests.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
 /// The largest head of a request: the first line and all headers. A larger one is answered with 431.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-
-/// How long nothing is accepted after the system had no connection to give, such as for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// The requests that a stop did not wait for any longer.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,37 +51,32 @@ pub(super) struct Left {
 /// The requests that were not done by then. A client that has yet to read its answer is not one of them.
 pub(super) async fn serve<S: Store>(
     listener: TcpListener,
+    mut open: Connections,
     routes: Router,
     stop: &CancellationToken,
     drain: Duration,
     idempotency: &Idempotency<S>,
 ) -> Result<(), Left> {
-    let (mut open, unanswered) = (JoinSet::new(), Arc::<AtomicUsize>::default());
-    loop {
-        while open.try_join_next().is_some() {}
-        if open.len() >= CONNECTIONS_MAX {
-            tokio::select! {
-                _ = open.join_next() => continue,
-                () = stop.cancelled() => break,
+    let unanswered = Arc::<AtomicUsize>::default();
+    let accept = async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    open.room().await;
+                    // An answer is one small piece, and its client waits for it.
+                    let _ = stream.set_nodelay(true);
+                    let (routes, stop, unanswered) = (routes.clone(), stop.clone(), Arc::clone(&unanswered));
+                    open.serve(|waits| connection(stream, routes, stop, unanswered, waits));
+                }
+                Err(error) => open.refused(&error).await,
             }
         }
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => break,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                // An answer is one small piece, and its client waits for it.
-                let _ = stream.set_nodelay(true);
-                open.spawn(connection(stream, routes.clone(), stop.clone(), Arc::clone(&unanswered)));
-            }
-            Err(_) => tokio::time::sleep(PAUSE).await,
-        }
-    }
+    };
+    stop.run_until_cancelled(accept).await;
     // Clients of the next process on this address are refused until it is there, and not left waiting.
     drop(listener);
     let all = async {
-        while open.join_next().await.is_some() {}
+        open.ended().await;
         idempotency.idle().await;
     };
     if timeout(drain, all).await.is_ok() {
@@ -104,12 +93,16 @@ async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
     routes: Router,
     stop: CancellationToken,
     unanswered: Arc<AtomicUsize>,
+    waits: Arc<Waits>,
 ) {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).max_buf_size(HEAD_BYTES_MAX);
     let (stream, routes) = (TokioIo::new(Writes::new(stream, stop.clone())), TowerToHyperService::new(routes));
     let counted = service_fn(|request| {
-        let (request, rest) = Rest::of(request);
+        waits.begin();
+        waits.works(true);
+        let (request, rest) = Rest::of(request, &waits);
+        let waits = Arc::clone(&waits);
         let (request_in_hand, answered) = (InHand::one(&unanswered), routes.call(request));
         async move {
             let mut answered = answered.await;
@@ -117,6 +110,7 @@ async fn connection<I: AsyncRead + AsyncWrite + Unpin>(
                 rest.settle(answer.headers_mut()).await;
             }
             drop(request_in_hand);
+            waits.begin();
             answered
         }
     });

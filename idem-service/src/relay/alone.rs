@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, CancellationToken, Relay, Route,
+    BoxError, Relay, Route,
     outbox::RelayBuilder,
     store::{Bookkeeping as _, Store as _},
 };
@@ -16,9 +16,9 @@ use crate::{
     database::{self, Database, DatabaseSettings},
     exit::{self, Exit, Failure},
     flags::DatabaseUrl,
-    life::{process, texts},
+    life::{self, process, texts},
     logs::{self, LogFormat},
-    metrics, private, signals, stack,
+    metrics, private,
     status::{Identity, Status},
 };
 
@@ -38,26 +38,12 @@ pub fn relay(file: &Path) -> Exit {
         }
         start(settings)
     });
-    match ended {
-        Ok(()) => Exit::Done,
-        Err(Failure { exit, line }) => {
-            logs::last_line(format, &line);
-            exit
-        }
-    }
+    life::ended(format, ended)
 }
 
 fn start(settings: File) -> Result<(), Failure> {
-    let stop = CancellationToken::new();
-    let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
-    signals::listen(stop.clone()).map_err(system)?;
-    let runtime = stack::runtime().map_err(system)?;
-    runtime.block_on(async {
-        let status = Arc::new(Status::new("relay", stop));
-        let ended = serve(settings, &status).await;
-        exit::print_relayed(&status.summary());
-        ended
-    })
+    let serve = |status: Arc<Status>| async move { serve(settings, &status).await };
+    life::serve("relay", "relay", serve, exit::print_relayed)
 }
 
 async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {

@@ -18,6 +18,11 @@ use crate::{
 pub(crate) struct Admin(String);
 
 impl Admin {
+    /// The endpoints at this port.
+    pub(crate) fn at(port: u16) -> Self {
+        Self(format!("127.0.0.1:{port}"))
+    }
+
     pub(crate) async fn of(running: &mut Running) -> Self {
         let line = running.line("serving /metrics").await;
         // The last of a line of text, and between quotes in one of JSON.
@@ -44,6 +49,24 @@ impl Admin {
     async fn readyz(&self) -> (u16, Value) {
         let (code, body) = self.get("/readyz").await;
         (code, serde_json::from_str(&body).unwrap())
+    }
+
+    /// Asks until this answers so, because no event announces it.
+    pub(crate) async fn until(&self, path: &str, wanted: impl Fn(u16, &str) -> bool) {
+        let asked = tokio::time::timeout(Duration::from_secs(60), async {
+            // It may not listen yet.
+            while TcpStream::connect(&self.0).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            loop {
+                let (code, body) = self.get(path).await;
+                if wanted(code, &body) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        asked.await.expect("it answers so");
     }
 
     /// Asks until the answer is as wanted, because no event announces it.

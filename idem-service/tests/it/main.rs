@@ -22,4 +22,7 @@ mod postgres;
 mod process;
 mod refusals;
 mod secrets;
+#[cfg(feature = "http")]
+mod strangers;
+mod unread;
 mod worker;

@@ -17,6 +17,7 @@ pub(crate) struct Worker {
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
     process: &'static str,
+    descriptors: Option<u32>,
 }
 
 pub(crate) struct Running {
@@ -39,7 +40,7 @@ impl Worker {
     /// One with these arguments, separated by blanks, and nothing else.
     pub(crate) fn bare(arguments: &str) -> Self {
         let arguments = arguments.split_whitespace().map(str::to_owned).collect();
-        Self { arguments, variables: Vec::new(), process: "worker::worker_process" }
+        Self { arguments, variables: Vec::new(), process: "worker::worker_process", descriptors: None }
     }
 
     /// One that can start at this place; these arguments come on top.
@@ -66,20 +67,33 @@ impl Worker {
         self
     }
 
-    pub(crate) fn start(self) -> Running {
+    /// The process with at most this many file descriptors.
+    pub(crate) fn with_descriptors(mut self, count: u32) -> Self {
+        self.descriptors = Some(count);
+        self
+    }
+
+    /// Its process, without pipes.
+    pub(crate) fn command(self) -> Command {
         let arguments: Vec<String> = [vec!["worker".to_owned()], self.arguments].concat();
+        let program = std::env::current_exe().unwrap();
+        let mut command = match self.descriptors {
+            None => Command::new(program),
+            Some(count) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("ulimit -n {count}; exec \"$0\" \"$@\"")]).arg(program);
+                shell
+            }
+        };
         // It ends its process, so that no line of the harness follows the worker's own.
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([self.process, "--exact", "--nocapture", "--quiet"])
-            .env_clear()
-            .env(worker::ARGUMENTS, serde_json::to_string(&arguments).unwrap())
-            .envs(self.variables)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        command.args([self.process, "--exact", "--nocapture", "--quiet"]).env_clear().envs(self.variables);
+        command.env(worker::ARGUMENTS, serde_json::to_string(&arguments).unwrap()).stdin(Stdio::null());
+        command.kill_on_drop(true);
+        command
+    }
+
+    pub(crate) fn start(self) -> Running {
+        let mut child = self.command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let output = child.stdout.take().unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Running { child, output, log, logged: String::new() }
@@ -108,9 +122,7 @@ impl Running {
 
     /// Sends a signal, such as `TERM`.
     pub(crate) async fn signal(&self, signal: &str) {
-        // The standard library sends no signals, and every shell does.
-        let script = format!("kill -{signal} {}", self.child.id().expect("it runs"));
-        assert!(Command::new("sh").args(["-c", &script]).status().await.unwrap().success());
+        send(&self.child, signal).await;
     }
 
     pub(crate) async fn ended(mut self) -> Ended {
@@ -131,6 +143,13 @@ impl Running {
             output.lines().filter(|line| !line.is_empty() && !line.starts_with("running ")).collect::<Vec<_>>();
         Ended { code, output: output.join("\n"), log: self.logged }
     }
+}
+
+/// Sends a signal, such as `TERM`, to a process that runs.
+pub(crate) async fn send(child: &Child, signal: &str) {
+    // The standard library sends no signals, and every shell does.
+    let script = format!("kill -{signal} {}", child.id().expect("it runs"));
+    assert!(Command::new("sh").args(["-c", &script]).status().await.unwrap().success());
 }
 
 impl Ended {

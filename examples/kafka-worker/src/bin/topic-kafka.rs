@@ -1,9 +1,11 @@
 //! One topic, for where Kafka's own tools are not at hand: `topic-kafka BROKERS TOPIC create`, `… send RECORD-KEY PAYLOAD`,
 //! `… read`, which prints all records with their headers, `… delete`.
 
-#![allow(clippy::print_stdout, reason = "it prints what it was asked for")]
-
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -70,10 +72,15 @@ fn read(brokers: &str, topic: &str) -> Result<(), KafkaError> {
             let Some(record) = consumer.poll(WITHIN) else { break };
             let record = record?;
             next = record.offset() + 1;
+            let mut line = String::new();
             for header in record.headers().into_iter().flat_map(|headers| headers.iter()) {
-                print!("{}={} ", header.key, String::from_utf8_lossy(header.value.unwrap_or_default()));
+                line += &format!("{}={} ", header.key, String::from_utf8_lossy(header.value.unwrap_or_default()));
             }
-            println!("{}", String::from_utf8_lossy(record.payload().unwrap_or_default()));
+            line += &String::from_utf8_lossy(record.payload().unwrap_or_default());
+            if writeln!(io::stdout(), "{line}").is_err() {
+                // A reader such as `head` has read enough.
+                return Ok(());
+            }
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use idem_sqlx::PostgresStore;
 
 use super::fixture::{Fixture, Said, now, post, serve};
 
-fn secret(byte: u8) -> String {
+pub(super) fn secret(byte: u8) -> String {
     format!("whsec_{}", STANDARD.encode([byte; 32]))
 }
 
@@ -17,7 +17,7 @@ fn webhooks(fixture: &Fixture) -> Inbound<PostgresStore, StandardWebhooks> {
 }
 
 /// The headers of a webhook, signed by the reference implementation.
-fn signed(by: u8, id: &str, at: u64, body: &str) -> Vec<(&'static str, String)> {
+pub(super) fn signed(by: u8, id: &str, at: u64, body: &str) -> Vec<(&'static str, String)> {
     let signature = standardwebhooks::Webhook::new(&secret(by))
         .unwrap()
         .sign(id, i64::try_from(at).unwrap(), body.as_bytes())

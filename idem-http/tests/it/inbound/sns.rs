@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,7 +18,7 @@ use idem_core::BoxError;
 use idem_http::inbound::{Fetch, Inbound, Sns};
 use idem_sqlx::PostgresStore;
 use serde_json::{Value, json};
-use tokio::{io::AsyncWriteExt as _, process::Command};
+use tokio::{io::AsyncWriteExt as _, process::Command, task::JoinSet};
 
 use super::fixture::{Fixture, Said, now, post, serve};
 
@@ -91,6 +92,8 @@ impl Drop for Signer {
 struct Hosts {
     pages: Arc<Mutex<HashMap<String, Bytes>>>,
     asked: Arc<Mutex<Vec<String>>>,
+    /// They never answer for another page than these.
+    hang: bool,
 }
 
 impl Hosts {
@@ -108,7 +111,11 @@ impl Hosts {
 impl Fetch for Hosts {
     async fn get(&self, url: &str) -> Result<Bytes, BoxError> {
         self.asked.lock().unwrap().push(url.to_owned());
-        self.pages.lock().unwrap().get(url).cloned().ok_or_else(|| "404".into())
+        let page = self.pages.lock().unwrap().get(url).cloned();
+        if page.is_none() && self.hang {
+            std::future::pending::<()>().await;
+        }
+        page.ok_or_else(|| "404".into())
     }
 }
 
@@ -277,5 +284,36 @@ async fn w44_one_signature_is_of_one_message() {
     shifted["Subject"] = "hello\nMessageId\nm-1".into();
     assert_eq!(send(&url, &shifted).await.0, 401);
     assert_eq!(fixture.runs(), 1);
+    fixture.drop().await;
+}
+
+/// W174: clients that name certificates whose host does not answer take every place, and a message of SNS's is handled: with a certificate
+/// that is known, and with one that has to be fetched.
+#[tokio::test]
+async fn w174_no_fetch_of_a_strangers_certificate_keeps_a_message_out() {
+    let (fixture, signer) = (Fixture::new().await, Signer::new().await);
+    let hosts = Hosts { hang: true, ..Hosts::default().with(CERTIFICATE, signer.certificate()) };
+    // Four places.
+    let url = serve(inbound(&fixture, &hosts).at_once(1)).await;
+    let mut strangers = JoinSet::new();
+    for number in 0..12 {
+        let mut message = notification("m-1", "{}");
+        message["SigningCertURL"] =
+            format!("https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-{number}.pem").into();
+        message["Signature"] = "AAAA".into();
+        let url = url.clone();
+        strangers.spawn(async move { send(&url, &message).await });
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        while hosts.asked().len() <= number {
+            assert!(tokio::time::Instant::now() < until, "{number} is not fetched");
+            tokio::task::yield_now().await;
+        }
+    }
+    for id in ["m-1", "m-2"] {
+        let mut message = notification(id, "{}");
+        signer.sign("-sha256", &mut message).await;
+        assert_eq!(send(&url, &message).await, Said(200, None, "handled".into()), "{id}");
+    }
+    assert_eq!(fixture.effects().await, ["m-1", "m-2"]);
     fixture.drop().await;
 }

@@ -19,7 +19,7 @@ const WINDOW: usize = 256;
 fn connected(stop: &CancellationToken) -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(WINDOW);
     let routes = Router::new().route("/", get(async || "x".repeat(10 * WINDOW)));
-    (client, tokio::spawn(connection(server, routes, stop.clone(), Arc::default())))
+    (client, tokio::spawn(connection(server, routes, stop.clone(), Arc::default(), Waits::new(Instant::now()))))
 }
 
 /// Sends requests until the connection is gone, and reads nothing.
@@ -70,7 +70,7 @@ async fn answers_to(request: &str) -> Vec<(String, bool)> {
     let take = async |_: axum::body::Bytes| "taken";
     let routes = Router::new().route("/refuses", post(refuse)).route("/takes", post(take));
     let (client, server) = duplex(1 << 20);
-    tokio::spawn(connection(server, routes, CancellationToken::new(), Arc::default()));
+    tokio::spawn(connection(server, routes, CancellationToken::new(), Arc::default(), Waits::new(Instant::now())));
     let (mut reads, mut writes) = tokio::io::split(client);
     writes.write_all(request.as_bytes()).await.expect("there is room for it");
     let mut all = Vec::new();

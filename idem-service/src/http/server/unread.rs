@@ -15,6 +15,8 @@ use hyper::{
 };
 use tokio::time::timeout;
 
+use crate::connections::Waits;
+
 /// How much of such a body is thrown away for the connection's sake.
 const REST_BYTES_MAX: usize = 64 << 10;
 
@@ -43,11 +45,11 @@ pub(super) struct Rest {
 
 impl Rest {
     /// The request for its route, and the rest of its body, for later.
-    pub(super) fn of(request: Request<Incoming>) -> (Request<Received>, Self) {
+    pub(super) fn of(request: Request<Incoming>, waits: &Arc<Waits>) -> (Request<Received>, Self) {
         let waits_for_leave = request.headers().contains_key(header::EXPECT);
         let given_up = GivenUp::default();
-        let to = given_up.clone();
-        (request.map(|body| Received { body: Some(body), to }), Self { given_up, waits_for_leave })
+        let (to, waits) = (given_up.clone(), Arc::clone(waits));
+        (request.map(|body| Received { body: Some(body), to, waits }), Self { given_up, waits_for_leave })
     }
 
     /// Reads a little that was left, or says in the answer that the connection ends with it.
@@ -71,6 +73,7 @@ pub(super) struct Received {
     /// Until its end.
     body: Option<Incoming>,
     to: GivenUp,
+    waits: Arc<Waits>,
 }
 
 impl Body for Received {
@@ -82,7 +85,9 @@ impl Body for Received {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        let frame = ready!(Pin::new(body).poll_frame(context));
+        let frame = Pin::new(body).poll_frame(context);
+        self.waits.works(frame.is_ready());
+        let frame = ready!(frame);
         if !matches!(frame, Some(Ok(_))) {
             self.body = None;
         }
@@ -100,6 +105,7 @@ impl Body for Received {
 
 impl Drop for Received {
     fn drop(&mut self) {
+        self.waits.works(true);
         self.to.put(self.body.take().filter(|body| !body.is_end_stream()));
     }
 }

@@ -68,9 +68,11 @@ async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     ] {
         assert_eq!(recorded.get(metric), Some(&value), "{metric} in {recorded:#?}");
     }
-    // Those of the outbox are its relays', by destination, and others are a service's over HTTP.
+    // Those of the outbox are its relays', by destination, and others are a service's over HTTP or of the process around the worker.
     for metric in telemetry::METRICS.iter().filter(|metric| {
-        !["idem.outbox_", "idem.http_", telemetry::CLEANUP_LAG_MAX.name].iter().any(|of| metric.name.starts_with(of))
+        !["idem.outbox_", "idem.http_", "idem.log_", telemetry::CLEANUP_LAG_MAX.name]
+            .iter()
+            .any(|of| metric.name.starts_with(of))
     }) {
         let told = recorded.keys().any(|key| key.starts_with(&format!("{}{{consumer=ledger", metric.name)));
         assert!(told, "nobody records {}", metric.name);

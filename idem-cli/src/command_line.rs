@@ -235,6 +235,13 @@ pub(crate) enum Consumers {
         #[command(flatten)]
         yes: Yes,
     },
+    /// Remove the tenants of a consumer that nothing refers to: no record, dead letter, event, attempt or line of the audit log
+    Prune {
+        /// The consumer
+        consumer: String,
+        #[command(flatten)]
+        yes: Yes,
+    },
     /// Let the next start bind a consumer anew: to another source or handler, or to other key or hash rules
     Rebind {
         /// The consumer

@@ -33,19 +33,23 @@ const LISTENED: Duration = Duration::from_millis(100);
 /// How long a topic may be unknown to the broker that is asked, once another has made it.
 const KNOWN: Duration = Duration::from_secs(3);
 
-/// How often the start of a group is tried again when another member was faster.
+/// How often the start of a group is tried again when it was not taken.
 const ROUNDS: usize = 5;
 
+/// The offset at which each partition starts.
+pub(crate) type Starts = BTreeMap<i32, i64>;
+
+/// What was learned of the topic, and the starts that are left for a member of the group to commit.
 pub(crate) fn attach(
     consumer: &BaseConsumer<Context>,
     options: &KafkaOptions,
     runtime: &Handle,
-) -> Result<Attached, SourceError> {
+) -> Result<(Attached, Starts), SourceError> {
     let partitions = partitions(consumer, options)?;
     let cluster = consumer.client().fetch_cluster_id(ANSWER).ok_or_else(|| {
         unavailable("asking for the cluster's id", &KafkaError::MetadataFetch(Code::OperationTimedOut))
     })?;
-    start(consumer, options, &partitions)?;
+    let starts = start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
     warn_of_plaintext(&mut attached, options);
     match runtime.block_on(topic_config(options)) {
@@ -58,7 +62,7 @@ pub(crate) fn attach(
         }
         Err(warning) => attached.warnings.push(warning),
     }
-    Ok(attached)
+    Ok((attached, starts))
 }
 
 fn warn_of_plaintext(attached: &mut Attached, options: &KafkaOptions) {
@@ -125,6 +129,15 @@ pub(crate) fn list(topic: &str, partitions: &[i32]) -> TopicPartitionList {
     list
 }
 
+/// Partitions with their offsets.
+pub(crate) fn list_of(topic: &str, offsets: &Starts) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (partition, offset) in offsets {
+        list.add_partition_offset(topic, *partition, Offset::Offset(*offset))?;
+    }
+    Ok(list)
+}
+
 /// The offset of an answer, where there is one.
 pub(crate) fn known(element: &TopicPartitionListElem<'_>) -> Option<i64> {
     if let Offset::Offset(offset) = element.offset() { Some(offset) } else { None }
@@ -183,26 +196,26 @@ pub(crate) fn ends_within(
 
 /// A group without committed offsets gets its start committed for every partition before any member joins: all members start
 /// from the same place, whichever joins first and whenever the first crash is.
-fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<(), SourceError> {
+///
+/// A group that has members takes positions from members alone, and may have some on other topics. Its starts in this topic are returned,
+/// and the member that a partition is given to commits them before it begins (B24).
+fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<Starts, SourceError> {
     let mut rounds = 0;
     loop {
         let doing = "asking for the group's positions";
         let theirs = committed(consumer, &options.topic, partitions, ANSWER);
         let theirs = theirs.map_err(|error| classify(options, doing, error))?;
         if theirs.elements().iter().any(|element| known(element).is_some()) {
-            return Ok(());
+            return Ok(Starts::new());
         }
         let Some(reset) = options.reset else { return Err(unknown_group(options)) };
-        let mut starts = TopicPartitionList::with_capacity(partitions.len());
         let doing = "asking for the ends of the topic";
-        let ends = ends(consumer, &options.topic, partitions, reset);
-        for (partition, offset) in ends.map_err(|error| classify(options, doing, error))? {
-            let added = starts.add_partition_offset(&options.topic, partition, Offset::Offset(offset));
-            added.map_err(|error| unavailable(doing, &error))?;
-        }
-        match consumer.commit(&starts, CommitMode::Sync) {
-            Ok(()) => return Ok(()),
-            // The group has members by now, and then only they may commit: one of them was faster.
+        let starts = ends(consumer, &options.topic, partitions, reset);
+        let starts = starts.map_err(|error| classify(options, doing, error))?;
+        let list = list_of(&options.topic, &starts).map_err(|error| unavailable(doing, &error))?;
+        match consumer.commit(&list, CommitMode::Sync) {
+            Ok(()) => return Ok(Starts::new()),
+            Err(error) if error.rdkafka_error_code().is_some_and(has_members) => return Ok(starts),
             Err(error) if rounds < ROUNDS => {
                 tracing::debug!(error = said(&error), "the group's start was not taken; asking again")
             }
@@ -210,6 +223,11 @@ fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &
         }
         rounds += 1;
     }
+}
+
+/// The codes by which a group says that only its members may commit.
+fn has_members(code: Code) -> bool {
+    matches!(code, Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress)
 }
 
 fn unknown_group(options: &KafkaOptions) -> SourceError {

@@ -14,7 +14,7 @@ use rdkafka::{
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use crate::{
-    attach::{self, attach, list},
+    attach::{self, Starts, attach, list},
     commit::Commits,
     context::Context,
     error::{classify, cure, is_authentication, refusal, said, unavailable_because, unreachable},
@@ -49,6 +49,8 @@ pub(crate) struct Poller {
     pub(crate) options: Arc<KafkaOptions>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) rebalance: Rebalance,
+    /// Where the group starts in partitions that it knows nothing of, until it has these positions.
+    pub(crate) starts: Starts,
     /// Partitions are paused because the buffer is full.
     pub(crate) paused: bool,
     /// When positions are committed next.
@@ -117,12 +119,13 @@ impl Poller {
         let login = options.tokens.clone().map(|source| Login::new(source, runtime.clone()));
         let consumer =
             consumer(&options, login.clone()).map_err(|error| classify(&options, "creating the consumer", error))?;
-        let attached = attach(&consumer, &options, runtime)?;
+        let (attached, starts) = attach(&consumer, &options, runtime)?;
         consumer.subscribe(&[&options.topic]).map_err(|error| classify(&options, "subscribing", error))?;
         let poller = Self {
             consumer,
             shared: Arc::clone(shared),
             rebalance: Rebalance::default(),
+            starts,
             paused: false,
             commit_at: Instant::now() + options.commit_every,
             commits: Commits::new(options.stalled_after / 2),

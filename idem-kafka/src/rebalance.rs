@@ -5,7 +5,7 @@
 
 use rdkafka::{
     Offset, TopicPartitionList,
-    consumer::Consumer,
+    consumer::{CommitMode, Consumer},
     error::{KafkaError, KafkaResult},
     types::RDKafkaErrorCode as Code,
 };
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    attach::{self, ANSWER, committed, known, list},
+    attach::{self, ANSWER, Starts, committed, known, list, list_of},
     context::{Step, answer_assign, answer_revoke},
     error::said,
     options::Reset,
@@ -26,12 +26,20 @@ use crate::{
 /// How long to wait before the group coordinator is asked again where an assignment starts.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long to wait before it is read whether the group has the start of an assignment.
+const READ_BACK: Duration = Duration::from_millis(20);
+
+/// How often that is read before a line of the log says so, and between two such lines.
+const TOLD_EVERY: u32 = 250;
+
 /// The revocation that is not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Rebalance {
     /// Partitions whose starts are not known yet, and when to ask for them again.
     assign: Option<(Vec<i32>, Instant)>,
     drain: Option<Drain>,
+    /// How often in a row the group was found without the start of an assignment.
+    without_start: u32,
 }
 
 /// Partitions that are still held while their messages are finished.
@@ -119,7 +127,14 @@ impl Poller {
             // It is over already, or is taken back: it is answered, and nothing of it is delivered.
             Ok((list(&self.options.topic, &partitions), Vec::new()))
         } else {
-            self.starts(&partitions)
+            match self.has_starts(&partitions) {
+                Ok(false) => {
+                    self.rebalance.assign = Some((partitions, Instant::now() + READ_BACK));
+                    return;
+                }
+                Ok(true) => self.starts(&partitions),
+                Err(error) => Err(error),
+            }
         };
         let begun = starts.and_then(|(list, starts)| {
             self.shared.assign(&starts);
@@ -138,6 +153,39 @@ impl Poller {
                 self.rebalance.assign = Some((partitions, Instant::now() + ASK_AGAIN));
             }
         }
+    }
+
+    /// Whether the group has the starts of these partitions. If not, commits them as the member that the partitions were given to: nothing
+    /// may be delivered before that, because after a crash `latest` would mean a later end.
+    fn has_starts(&mut self, partitions: &[i32]) -> KafkaResult<bool> {
+        let mut starts: Starts =
+            partitions.iter().filter_map(|partition| self.starts.remove_entry(partition)).collect();
+        if starts.is_empty() {
+            return Ok(true);
+        }
+        let (topic, asked) = (&self.options.topic, starts.keys().copied().collect::<Vec<_>>());
+        let theirs = committed(&self.consumer, topic, &asked, ANSWER);
+        // Those that the group has are never committed again: it may have gone on since, or an operator has moved it.
+        for element in theirs.iter().flat_map(|theirs| theirs.elements()).filter(|element| known(element).is_some()) {
+            starts.remove(&element.partition());
+        }
+        self.starts.extend(&starts);
+        theirs?;
+        if starts.is_empty() {
+            self.rebalance.without_start = 0;
+            return Ok(true);
+        }
+        self.rebalance.without_start += 1;
+        if self.rebalance.without_start.is_multiple_of(TOLD_EVERY) {
+            tracing::warn!(
+                group = self.options.group,
+                %topic,
+                partitions = numbers(&asked),
+                "the group does not take the positions at which these partitions start; nothing is delivered from them before that"
+            );
+        }
+        self.consumer.commit(&list_of(topic, &starts)?, CommitMode::Async)?;
+        Ok(false)
     }
 
     /// Where each partition starts: at the group's position; where it has none, as in a partition that was added later, at

@@ -23,6 +23,7 @@
 //! The only value from outside that becomes part of a statement is a [`SchemaName`]; all others are bound.
 
 mod bookkeeping;
+mod candidates;
 mod claims;
 mod cleanup;
 mod driver;

@@ -30,13 +30,11 @@ pub use self::{
     statements::{OutboxStatements, retried_on_sqlite},
 };
 use crate::{
+    candidates::{INTERN_ROUNDS, candidates, not_interned},
     decode_headers,
     driver::{BookkeepingDriver, row},
     row::{Row, microseconds},
 };
-
-/// Rounds of selecting and inserting, between which another start may be first.
-const INTERN_ROUNDS: usize = 3;
 
 /// Rounds of finding and marking events that stand behind others, a thousand each at least. The next call goes on there.
 const MARKING_ROUNDS: usize = 100;
@@ -61,10 +59,10 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
 
     async fn intern(&self, destination: &Destination) -> Result<Declared, StoreError> {
         let (doing, name, form) = ("declaring destinations", destination.name.as_str(), destination.id_form.as_str());
-        let numbers = Interned::Destination.numbers(&[name]).map(i64::from);
-        for _ in 0..INTERN_ROUNDS {
+        for round in 0..INTERN_ROUNDS {
             let mut rows = self.driver.rows(doing, &self.sql().select_destination, &[name.into()]).await?;
             if rows.is_empty() {
+                let numbers = candidates(Interned::Destination, &[name], round);
                 let parameters = [name.into(), form.into(), numbers.as_slice().into()];
                 rows = self.driver.rows(doing, &self.sql().insert_destination, &parameters).await?;
             }
@@ -78,8 +76,7 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
                 format!("Declare it with {known}: under another form its receivers would take copies for new events"),
             ));
         }
-        let text = "another start was first each time";
-        Err(StoreError::failed(doing, ErrorClass::Transient, text))
+        Err(StoreError::failed(doing, ErrorClass::Transient, not_interned(&format!("destination {name}"))))
     }
 
     async fn look(&self, destination: DestinationId, events_max: u32, bytes_max: u64) -> Result<Look, StoreError> {

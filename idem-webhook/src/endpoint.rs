@@ -15,12 +15,21 @@ pub struct Endpoint {
     pub url: String,
     /// The secrets that sign its requests: one, or several while a new one replaces an old one.
     pub secrets: Vec<Secret>,
+    /// Whose endpoint it is, such as a customer's number: at most eight events at once are with all endpoints of one owner. Where it is
+    /// `None`, the registrable domain of the URL's host stands for it, so give it where a customer may have endpoints at several.
+    pub owner: Option<String>,
 }
 
 impl Endpoint {
     /// An endpoint with these secrets.
     pub fn new(url: impl Into<String>, secrets: impl IntoIterator<Item = Secret>) -> Self {
-        Self { url: url.into(), secrets: secrets.into_iter().collect() }
+        Self { url: url.into(), secrets: secrets.into_iter().collect(), owner: None }
+    }
+
+    /// The same of this owner.
+    #[must_use]
+    pub fn owner(self, owner: impl Into<String>) -> Self {
+        Self { owner: Some(owner.into()), ..self }
     }
 }
 
@@ -29,6 +38,8 @@ impl Endpoint {
 #[async_trait]
 pub trait Endpoints: Send + Sync + 'static {
     /// The endpoint of this event; `None` if it no longer exists or was switched off. The event then waits for a person.
+    ///
+    /// It has 2 s. Beyond that the call is dropped, and the event is tried again later.
     ///
     /// # Errors
     /// If it could not be found now. The event is tried again later, and the try does not count.

@@ -9,7 +9,11 @@ mod addresses;
 #[cfg(feature = "publish")]
 mod endpoint;
 #[cfg(feature = "publish")]
-mod host;
+mod line;
+#[cfg(feature = "publish")]
+mod lookups;
+#[cfg(feature = "publish")]
+mod places;
 #[cfg(feature = "publish")]
 mod publisher;
 mod signature;

@@ -1,10 +1,9 @@
 //! [`WebhookPublisher`], which posts events to their endpoints.
 
 use std::{
-    collections::HashMap,
     fmt,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -18,12 +17,13 @@ use reqwest::{
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
     redirect::Policy,
 };
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     addresses::{NotPublic, PublicOnly, is_public},
     endpoint::{Endpoint, Endpoints},
-    host::Host,
+    lookups::{Lookups, NotFound},
+    places::{AT_ONCE, Places, owner_of},
     signature,
 };
 
@@ -33,9 +33,6 @@ const ANSWER: Duration = Duration::from_secs(8);
 /// How long of that a connection may take. Nothing was sent to a host that has none by then, as it would be unknown of one that was
 /// given up at the end of [`ANSWER`].
 const CONNECTED: Duration = Duration::from_secs(5);
-
-/// The most events in flight at once.
-const AT_ONCE: usize = 64;
 
 /// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all. The last one is also
 /// that of each try beyond, where the route allows more.
@@ -89,7 +86,8 @@ pub struct WebhookPublisher {
     is_plaintext_allowed: bool,
     sends_origin: bool,
     cloud_events: Option<CloudEvents>,
-    hosts: Mutex<HashMap<String, Host>>,
+    places: Places,
+    lookups: Lookups,
 }
 
 impl fmt::Debug for WebhookPublisher {
@@ -114,7 +112,8 @@ impl WebhookPublisher {
             is_plaintext_allowed: false,
             sends_origin: false,
             cloud_events: None,
-            hosts: Mutex::default(),
+            places: Places::default(),
+            lookups: Lookups::default(),
         })
     }
 
@@ -162,16 +161,21 @@ impl WebhookPublisher {
     }
 
     async fn publish(&self, event: &OutgoingEvent) -> Result<(), EventError> {
-        let endpoint = match self.endpoints.of(event).await {
+        let endpoint = match self.lookups.run(event, self.endpoints.of(event)).await {
             Ok(Some(endpoint)) => endpoint,
             Ok(None) => return Err(waits_for_a_person("there is no endpoint for it, or it is switched off")),
             // Without a time for the next try: unlike an event in line, it is told of in the relay's log.
-            Err(source) => return Err(EventError::not_sent(source).uncounted()),
+            Err(NotFound::Failed(source)) => return Err(EventError::not_sent(source).uncounted()),
+            Err(NotFound::Busy(in_line)) => {
+                return Err(soon("the endpoints of its tenant are being looked up slowly", in_line));
+            }
         };
         let url = self.checked(&endpoint).map_err(waits_for_a_person)?;
         let host = url.host_str().unwrap_or_default().to_owned();
-        let busy = "its host has as many events on their way as it may have";
-        let _place = self.place(&host).map_err(|in_line| soon(busy, in_line))?;
+        let owner = endpoint.owner.as_deref().unwrap_or_else(|| owner_of(&host));
+        let busy = "its host, or the host's owner, has as many events on their way as it may have";
+        let place = self.places.take(owner, &host, Instant::now());
+        let mut place = place.map_err(|in_line| soon(busy, in_line))?;
         let wire = self.cloud_events.as_ref().map(|form| match self.sends_origin {
             true => form.over_http(event),
             false => form.clone().without_causes().over_http(event),
@@ -193,9 +197,8 @@ impl WebhookPublisher {
         let given = given.iter().filter(|(name, _)| is_sent(name));
         let headers = headers(id, &endpoint, given, content_type.as_deref(), payload)?;
         let request = self.client.post(url).headers(headers).body(payload.clone());
-        let begun = Instant::now();
         let answer = request.send().await;
-        self.took(&host, begun.elapsed());
+        place.ended(answer.as_ref().is_err_and(reqwest::Error::is_timeout));
         match answer {
             Ok(response) => self.answered(event, &endpoint, &host, &response).await,
             // The URL may contain a secret of the endpoint's owner. Its host names the endpoint to an operator.
@@ -222,23 +225,6 @@ impl WebhookPublisher {
             return Err("its endpoint has no secret to sign with");
         }
         Ok(url)
-    }
-
-    /// A place among the events in flight to this host, or how long the event waits in line for one.
-    fn place(&self, host: &str) -> Result<OwnedSemaphorePermit, Duration> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Forget hosts without events in flight, or the map would grow with every endpoint that ever existed.
-        if hosts.len() > 2 * AT_ONCE {
-            hosts.retain(|_, host| !host.is_idle());
-        }
-        let now = Instant::now();
-        hosts.entry(host.to_owned()).or_insert_with(|| Host::new(now)).place(now)
-    }
-
-    fn took(&self, host: &str, time: Duration) {
-        if let Some(host) = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get_mut(host) {
-            host.took(time);
-        }
     }
 
     async fn answered(

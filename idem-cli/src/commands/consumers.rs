@@ -94,6 +94,35 @@ WITH bound AS (
 )
 SELECT pg_catalog.count(*) FROM freed";
 
+/// The tables whose rows refer to a tenant by its number.
+pub(crate) const REFERRING: [&str; 8] = [
+    "processed_messages",
+    "processed_results",
+    "message_attempts",
+    "attempts",
+    "dead_letters",
+    "forgotten",
+    "outbox",
+    "audit",
+];
+
+/// The row with the lowest number stays, because it holds the binding; so does a pause.
+const PRUNE: &str = "\
+WITH first AS (
+    SELECT pg_catalog.min(id) AS id FROM {schema}.consumers WHERE name = $1::text
+), unused AS (
+    DELETE FROM {schema}.consumers AS c USING first WHERE c.name = $1::text AND c.tenant <> ''::text AND c.id <> first.id{unreferred}
+        AND NOT EXISTS (SELECT FROM {schema}.controls AS o WHERE o.consumer = c.id AND o.state <> 'running'::text)
+    RETURNING c.id
+), freed AS (
+    DELETE FROM {schema}.controls AS o USING unused WHERE o.consumer = unused.id
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, details)
+    SELECT $2::text, 'prune', first.id, pg_catalog.format('%s tenants', removed.count)
+    FROM first, (SELECT pg_catalog.count(*) AS count FROM unused) AS removed WHERE removed.count > 0
+)
+SELECT pg_catalog.count(*) FROM unused";
+
 pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Report, Failure> {
     match command {
         Consumers::List => {
@@ -110,6 +139,7 @@ pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Re
             Ok(Report::said(format!("{consumer} is running; workers take messages in within 5 s")))
         }
         Consumers::Rename { consumer, to, yes } => rename(&mut database, &consumer, &to, yes.yes).await,
+        Consumers::Prune { consumer, yes } => prune(&mut database, &consumer, yes.yes).await,
         Consumers::Rebind { consumer, yes } => rebind(&mut database, &consumer, yes.yes).await,
     }
 }
@@ -143,6 +173,29 @@ pub(crate) fn renamed(consumer: &str, to: &str, scopes: i64) -> Result<Report, F
         0 => Err(Failure::refused(format!("there is a consumer {to:?} already, and two cannot become one"))),
         _ => Ok(Report::said(format!("{consumer} is {to} now: start its workers with --consumer {to} from here on"))),
     }
+}
+
+async fn prune(database: &mut Database, consumer: &str, is_yes: bool) -> Result<Report, Failure> {
+    database.known(consumer).await?;
+    confirm(&prune_warning(consumer), is_yes)?;
+    let none_in =
+        |table| format!("\n        AND NOT EXISTS (SELECT FROM {{schema}}.{table} AS t WHERE t.consumer = c.id)");
+    let statement = PRUNE.replace("{unreferred}", &REFERRING.map(none_in).concat());
+    let by = database.by.clone();
+    Ok(pruned(consumer, database.act(&statement, &[Bind::Text(consumer), Bind::Text(&by)]).await?))
+}
+
+pub(crate) fn prune_warning(consumer: &str) -> String {
+    format!(
+        "This removes the tenants of {consumer} that nothing refers to. Stop every worker and service of {consumer} first: a running \
+         process remembers the numbers of tenants and would write under one that has no row"
+    )
+}
+
+pub(crate) fn pruned(consumer: &str, tenants: i64) -> Report {
+    Report::said(format!(
+        "{tenants} tenants of {consumer} were removed; a tenant that sends a message again is registered again"
+    ))
 }
 
 async fn rebind(database: &mut Database, consumer: &str, is_yes: bool) -> Result<Report, Failure> {

@@ -98,12 +98,25 @@ FROM "{schema}_consumers" WHERE name = ?1"#,
     r#"UPDATE "{schema}_consumers" SET bound_to = '', handler = '', key_rules = '', hash_rules = '' WHERE name = ?1"#,
 ];
 
+/// Parameters: 1 name, 2 who. As on PostgreSQL.
+const PRUNE: [&str; 3] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details)
+SELECT {now}, ?2, 'prune', (SELECT min(id) FROM "{schema}_consumers" WHERE name = ?1), count(*) || ' tenants'
+FROM "{schema}_consumers" AS c WHERE {unused} HAVING count(*) > 0"#,
+    r#"DELETE FROM "{schema}_controls" WHERE consumer IN (SELECT c.id FROM "{schema}_consumers" AS c WHERE {unused})"#,
+    r#"DELETE FROM "{schema}_consumers" AS c WHERE {unused}"#,
+];
+
+const UNUSED: &str = r#"c.name = ?1 AND c.tenant <> '' AND c.id <> (SELECT min(id) FROM "{schema}_consumers" WHERE name = ?1)
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_controls" AS o WHERE o.consumer = c.id AND o.state <> 'running')"#;
+
 pub(super) async fn run(file: File, command: Consumers) -> Result<Report, Failure> {
     match command {
         Consumers::List => list(file).await,
         Consumers::Pause(because) => set(file, &because.consumer, Some(&because.reason)).await,
         Consumers::Resume { consumer } => set(file, &consumer, None).await,
         Consumers::Rename { consumer, to, yes } => rename(file, &consumer, &to, yes.yes).await,
+        Consumers::Prune { consumer, yes } => prune(file, &consumer, yes.yes).await,
         Consumers::Rebind { consumer, yes } => rebind(file, &consumer, yes.yes).await,
     }
 }
@@ -144,6 +157,18 @@ async fn rename(mut file: File, consumer: &str, to: &str, is_yes: bool) -> Resul
     let by = file.by.clone();
     let [_, renamed] = file.act(RENAME, &[consumer, to, &by].map(Bind::from)).await?;
     consumers::renamed(consumer, to, renamed)
+}
+
+async fn prune(mut file: File, consumer: &str, is_yes: bool) -> Result<Report, Failure> {
+    file.known(consumer).await?;
+    confirm(&consumers::prune_warning(consumer), is_yes)?;
+    let none_in =
+        |table| format!("\n    AND NOT EXISTS (SELECT 1 FROM \"{{schema}}_{table}\" AS t WHERE t.consumer = c.id)");
+    let unused = format!("{UNUSED}{}", consumers::REFERRING.map(none_in).concat());
+    let statements = PRUNE.map(|statement| statement.replace("{unused}", &unused));
+    let by = file.by.clone();
+    let [_, _, tenants] = file.act(statements.each_ref().map(String::as_str), &[consumer, &by].map(Bind::from)).await?;
+    Ok(consumers::pruned(consumer, tenants))
 }
 
 async fn rebind(mut file: File, consumer: &str, is_yes: bool) -> Result<Report, Failure> {

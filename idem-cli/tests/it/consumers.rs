@@ -1,6 +1,6 @@
 //! `idem consumers`.
 
-use idem_core::{ControlState, Store as _, store::Bookkeeping as _};
+use idem_core::{ConsumerName, ControlState, Store as _, Tenant, store::Bookkeeping as _};
 use idem_testkit::Decide as _;
 
 use crate::fixture::{Fixture, orders};
@@ -64,6 +64,39 @@ async fn a_consumer_that_was_rebound_keeps_its_records_and_takes_another_handler
     assert!(again().await.unwrap()[0].is_skipped());
     let trail = fixture.trail().await;
     assert!(trail.len() == 1 && trail[0].contains("rebind was bound to , handler orders"), "{trail:?}");
+    fixture.drop().await;
+}
+
+/// J98: only tenants that nothing refers to are removed, and one that comes back has the number that it had.
+#[tokio::test]
+async fn j98_tenants_that_nothing_refers_to_are_pruned() {
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    let orders = ConsumerName::new("orders").unwrap();
+    let mut scopes = Vec::new();
+    for tenant in ["acme", "globex", "hooli"] {
+        let tenant = Tenant::new(tenant).unwrap();
+        scopes.push(fixture.store.bookkeeping().scope(&orders, &tenant).await.unwrap());
+    }
+    let (acme, globex) = (scopes[0].0, scopes[1].0);
+    fixture
+        .run(&format!(
+            "INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
+            SELECT {globex}, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at FROM processed_messages;
+            INSERT INTO controls (consumer, state) VALUES ({acme}, 'running'), ({}, 'halted')",
+            scopes[2].0
+        ))
+        .await;
+    // The row with the lowest number holds the binding, whichever that is.
+    let first = fixture.texts("SELECT tenant FROM consumers ORDER BY id LIMIT 1").await.remove(0);
+    fixture.idem("consumers prune orders").refused("give --yes");
+    fixture.idem("consumers prune ordres --yes").refused("no consumer \"ordres\"");
+    fixture.idem("consumers prune orders --yes").ok();
+    let left = fixture.texts("SELECT tenant FROM consumers ORDER BY tenant").await;
+    let kept: Vec<_> =
+        ["", "acme", "globex", "hooli"].into_iter().filter(|name| *name != "acme" || first == "acme").collect();
+    assert_eq!(left, kept);
+    assert_eq!(fixture.store.bookkeeping().scope(&orders, &Tenant::new("acme").unwrap()).await.unwrap().0, acme);
     fixture.drop().await;
 }
 

@@ -170,7 +170,7 @@ pub(crate) fn message(key: &str) -> Message {
 
 /// The scope of `orders` without a tenant.
 pub(crate) fn orders() -> ScopeId {
-    ScopeId(Interned::Scope.numbers(&["orders", ""])[0])
+    ScopeId(Interned::Scope.numbers(&["orders", ""]).next().unwrap())
 }
 
 /// Counts an attempt of `orders`, as a worker does before it.

@@ -198,6 +198,19 @@ async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
     file.idem("consumers rename orders bills --yes").ok();
     file.idem("consumers rename bills orders --yes").ok();
     assert_eq!(file.texts("SELECT hash_rules FROM idem_consumers").await, ["raw/1"]);
+    file.run(
+        "INSERT INTO idem_consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
+        VALUES (2147483646, 'acme', 'orders', '', '', '', 'raw/1', NULL, 0), (2147483647, 'globex', 'orders', '', '', '', 'raw/1', NULL, 0);
+        INSERT INTO idem_controls (consumer, state, \"by\", reason, at) VALUES (2147483647, 'halted', '', '', 0)",
+    )
+    .await;
+    file.idem("consumers prune orders").refused("--yes");
+    file.idem("consumers prune orders --yes").ok();
+    assert_eq!(file.texts("SELECT tenant FROM idem_consumers ORDER BY tenant").await, ["", "globex"]);
+    file.run(
+        "DELETE FROM idem_consumers WHERE tenant = 'globex'; DELETE FROM idem_controls WHERE consumer = 2147483647",
+    )
+    .await;
     file.idem("consumers rebind orders").refused("--yes");
     file.idem("consumers rebind orders --yes").ok();
     assert_eq!(file.texts("SELECT hash_rules FROM idem_consumers").await, [""]);
@@ -209,8 +222,8 @@ async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
     assert_eq!(file.idem("stuck --json").json()["failing_keys"][0]["key"], "order-7");
     let trail = file.trail().await;
     let acts = trail.iter().map(|line| line.split(' ').nth(1).unwrap()).collect::<Vec<_>>();
-    assert_eq!(acts, ["pause", "resume", "rename", "rename", "rebind"]);
-    assert!(trail[4].contains("hashes raw/1"), "{trail:?}");
+    assert_eq!(acts, ["pause", "resume", "rename", "rename", "prune", "rebind"]);
+    assert!(trail[5].contains("hashes raw/1"), "{trail:?}");
 }
 
 /// J16: as on PostgreSQL.

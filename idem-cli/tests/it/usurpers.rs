@@ -64,6 +64,7 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
         "forgotten list",
         "retention set orders 24h --existing --yes",
         "erase order-2 --reason x --yes",
+        "consumers prune orders --yes",
         "consumers rebind orders --yes",
         "consumers rename orders orders-2 --yes",
         "cleanup",

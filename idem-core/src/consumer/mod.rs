@@ -175,6 +175,12 @@ impl<S: Store> DedupConsumer<S> {
         DedupConsumerBuilder::new(store, name)
     }
 
+    /// How long a handler may take for one message.
+    #[must_use]
+    pub fn handler_deadline(&self) -> std::time::Duration {
+        self.inner.settings.handler_deadline
+    }
+
     /// The consumer's name.
     #[must_use]
     pub fn name(&self) -> &ConsumerName {

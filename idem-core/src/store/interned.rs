@@ -22,7 +22,7 @@ impl Interned {
         }
     }
 
-    /// The numbers that these names may get: a store takes the first that no other names have.
+    /// The numbers that these names may get, without an end: a store takes the first that no other names have.
     ///
     /// They follow from the names alone. A server that takes over without the last commits, or a backup, may lack a row that a
     /// running worker has read its number from: it interns the name anew and finds the same number, and gives it to no other
@@ -33,28 +33,28 @@ impl Interned {
     /// probability of one in 2^30; then whichever is interned later has its second, which is the same on every server that has
     /// the row of the other.
     ///
+    /// 30 bits are few: a client that chooses names can find some that have another name's numbers. Because there is always a
+    /// next number, such names cost the other one a longer search and never lock it out (J97).
+    ///
     /// ```
     /// use idem_core::store::Interned;
     ///
-    /// let numbers = Interned::Scope.numbers(&["orders", "ann"]);
-    /// assert_eq!(numbers, Interned::Scope.numbers(&["orders", "ann"]));
+    /// let numbers: Vec<i32> = Interned::Scope.numbers(&["orders", "ann"]).take(8).collect();
+    /// assert!(Interned::Scope.numbers(&["orders", "ann"]).take(8).eq(numbers.iter().copied()));
     /// assert!(numbers.iter().all(|number| *number >= 1 << 30));
     /// ```
-    #[must_use]
-    pub fn numbers(self, names: &[&str]) -> [i32; 8] {
+    pub fn numbers(self, names: &[&str]) -> impl Iterator<Item = i32> + use<> {
         let mut hasher = Sha256::new_with_prefix(self.domain());
         for name in names {
             // With its length, so that no two lists of names are one text.
             hasher.update((name.len() as u64).to_be_bytes());
             hasher.update(name.as_bytes());
         }
-        let digest: [u8; 32] = hasher.finalize().into();
-        let mut numbers = [0; 8];
-        for (number, bytes) in numbers.iter_mut().zip(digest.chunks_exact(4)) {
-            let bits = bytes.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
-            *number = (1 << 30 | bits & ((1 << 30) - 1)).cast_signed();
-        }
-        numbers
+        (0_u64..).map(move |place| {
+            let digest = hasher.clone().chain_update(place.to_be_bytes()).finalize();
+            let bits = digest.iter().take(4).fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
+            (1 << 30 | bits & ((1 << 30) - 1)).cast_signed()
+        })
     }
 }
 
@@ -65,9 +65,17 @@ mod tests {
     /// J63: the numbers are those that every release and every store draws; computed with Python's hashlib.
     #[test]
     fn j63_numbers_follow_from_names_alone() {
-        assert_eq!(Interned::Scope.numbers(&["orders", "ann"])[..2], [1_283_304_353, 1_537_158_824]);
-        assert_ne!(Interned::Scope.numbers(&["orders", "ann"]), Interned::Scope.numbers(&["ordersa", "nn"]));
-        assert_ne!(Interned::Scope.numbers(&["x"])[0], Interned::HashRule.numbers(&["x"])[0]);
-        assert_ne!(Interned::Destination.numbers(&["x"])[0], Interned::HashRule.numbers(&["x"])[0]);
+        let of = |kind: Interned, names: &[&str]| kind.numbers(names).take(2).collect::<Vec<_>>();
+        assert_eq!(of(Interned::Scope, &["orders", "ann"]), [1_682_341_743, 1_782_915_568]);
+        assert_ne!(of(Interned::Scope, &["orders", "ann"]), of(Interned::Scope, &["ordersa", "nn"]));
+        assert_ne!(of(Interned::Scope, &["x"]), of(Interned::HashRule, &["x"]));
+        assert_ne!(of(Interned::Destination, &["x"]), of(Interned::HashRule, &["x"]));
+    }
+
+    /// J97: there is always a next number, and a name repeats hardly any.
+    #[test]
+    fn j97_numbers_do_not_end() {
+        let some: std::collections::HashSet<i32> = Interned::Scope.numbers(&["orders", "ann"]).take(1_000).collect();
+        assert!(some.len() > 990, "{}", some.len());
     }
 }

@@ -18,6 +18,7 @@ mod rebalances;
 mod records;
 #[cfg(feature = "ssl")]
 mod security;
+mod shared_group;
 mod suite;
 #[cfg(feature = "ssl")]
 mod tokens;

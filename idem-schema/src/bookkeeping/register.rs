@@ -6,13 +6,11 @@ use idem_core::{
 };
 
 use crate::{
+    candidates::{INTERN_ROUNDS, candidates, not_interned},
     driver::{BookkeepingDriver, row},
     host_name,
     row::{Row, microseconds, retention},
 };
-
-/// Rounds of selecting and inserting, between which another start may be first.
-const INTERN_ROUNDS: usize = 3;
 
 fn binding(row: &Row) -> Result<Binding, StoreError> {
     Ok(Binding {
@@ -23,9 +21,8 @@ fn binding(row: &Row) -> Result<Binding, StoreError> {
     })
 }
 
-fn raced(doing: &'static str) -> StoreError {
-    let text = "another start was first each time";
-    StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() }
+fn raced(doing: &'static str, what: &str) -> StoreError {
+    StoreError::Failed { doing, class: ErrorClass::Transient, source: not_interned(what).into() }
 }
 
 pub(super) async fn register(
@@ -55,9 +52,9 @@ async fn bind(
     let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
     let retention = retention(registration.retention);
     let horizon = registration.redelivery_horizon.and_then(microseconds);
-    let numbers = Interned::Scope.numbers(&[name, tenant]).map(i64::from);
-    for _ in 0..INTERN_ROUNDS {
+    for round in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
+            let numbers = candidates(Interned::Scope, &[name, tenant], round);
             check_first_name(driver, doing, name).await?;
             let binding = Binding::of(registration);
             let parameters = [
@@ -88,7 +85,7 @@ async fn bind(
         let derives_as = row.get::<Option<&str>>("derives_as")?;
         return Ok((id, derives_as.and_then(|name| ConsumerName::new(name).ok())));
     }
-    Err(raced(doing))
+    Err(raced(doing, &format!("consumer {name}")))
 }
 
 /// A warning where a consumer of another name is bound to the same source: this one handles again what that one has handled (O78).
@@ -162,8 +159,7 @@ pub(super) async fn scope(
 ) -> Result<ScopeId, StoreError> {
     let doing = "interning a tenant";
     let (tenant, name) = (tenant.as_str(), consumer.as_str());
-    let numbers = Interned::Scope.numbers(&[name, tenant]).map(i64::from);
-    for _ in 0..INTERN_ROUNDS {
+    for round in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
             return Err(StoreError::Refused {
                 problem: format!("consumer {consumer} is not registered, so it has no scope for a tenant"),
@@ -173,17 +169,18 @@ pub(super) async fn scope(
         if let Some(id) = row.get("id")? {
             return Ok(ScopeId(id));
         }
+        let numbers = candidates(Interned::Scope, &[name, tenant], round);
         let parameters = [tenant.into(), name.into(), numbers.as_slice().into()];
         driver.rows(doing, &driver.bookkeeping_statements().insert_tenant, &parameters).await?;
     }
-    Err(raced(doing))
+    Err(raced(doing, &format!("a tenant of consumer {name}")))
 }
 
 async fn intern_rule(driver: &impl BookkeepingDriver, rule: &str) -> Result<HashRuleId, StoreError> {
     let (doing, statements) = ("interning a hash rule", driver.bookkeeping_statements());
-    let numbers = Interned::HashRule.numbers(&[rule]).map(i64::from);
-    let inserting = [rule.into(), numbers.as_slice().into()];
-    for _ in 0..INTERN_ROUNDS {
+    for round in 0..INTERN_ROUNDS {
+        let numbers = candidates(Interned::HashRule, &[rule], round);
+        let inserting = [rule.into(), numbers.as_slice().into()];
         for (text, parameters) in
             [(&statements.select_hash, &inserting[..1]), (&statements.insert_hash, &inserting[..])]
         {
@@ -192,5 +189,5 @@ async fn intern_rule(driver: &impl BookkeepingDriver, rule: &str) -> Result<Hash
             }
         }
     }
-    Err(raced(doing))
+    Err(raced(doing, &format!("the hash rule {rule}")))
 }

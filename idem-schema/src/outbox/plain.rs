@@ -8,8 +8,11 @@ use idem_core::{
     store::{Interned, ScopeId},
 };
 
-use super::{INTERN_ROUNDS, SqlOutbox};
-use crate::driver::BookkeepingDriver;
+use super::SqlOutbox;
+use crate::{
+    candidates::{INTERN_ROUNDS, candidates, not_interned},
+    driver::BookkeepingDriver,
+};
 
 /// The writer of events without a message, and their destinations: the parts of every plain outbox of a store.
 #[derive(Debug, Clone)]
@@ -50,9 +53,8 @@ impl PlainWriter {
         let refused = |problem: String| StoreError::refused(problem, "Give the writer a name of its own");
         let name = ConsumerName::new(name).map_err(|error| refused(error.to_string()))?;
         let (doing, sql) = ("registering a plain outbox", driver.bookkeeping_statements());
-        let numbers = Interned::Scope.numbers(&[name.as_str(), ""]).map(i64::from);
         let mut scope = None;
-        for _ in 0..INTERN_ROUNDS {
+        for round in 0..INTERN_ROUNDS {
             let known = driver.rows(doing, &sql.select_consumer, &["".into(), name.as_str().into()]).await?;
             if let Some(row) = known.first() {
                 if row.get::<&str>("handler")? != BOUND_TO {
@@ -61,12 +63,12 @@ impl PlainWriter {
                 scope = row.get::<Option<i32>>("id")?.map(ScopeId);
                 break;
             }
-            let empty = "".into();
+            let (empty, numbers) = ("".into(), candidates(Interned::Scope, &[name.as_str(), ""], round));
             let (writer, numbers) = (name.as_str().into(), numbers.as_slice().into());
             let parameters = [empty, writer, empty, BOUND_TO.into(), empty, empty, RETENTION.into(), numbers];
             driver.rows(doing, &sql.insert_consumer, &parameters).await?;
         }
-        let scope = scope.ok_or_else(|| StoreError::unavailable(doing, "another start was first each time"))?;
+        let scope = scope.ok_or_else(|| StoreError::unavailable(doing, not_interned(&format!("the writer {name}"))))?;
         let declared = SqlOutbox::new(Arc::clone(driver)).declare(&destinations).await?;
         Ok(Self { scope, destinations: destinations.into_iter().zip(declared.into_iter().map(|row| row.id)).collect() })
     }

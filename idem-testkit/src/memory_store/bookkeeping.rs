@@ -76,7 +76,7 @@ impl Books {
         if let Some(known) = self.scopes.get(&own) {
             return *known;
         }
-        let mut numbers = Interned::Scope.numbers(&[consumer.as_str(), tenant.as_str()]).into_iter().map(ScopeId);
+        let mut numbers = Interned::Scope.numbers(&[consumer.as_str(), tenant.as_str()]).map(ScopeId);
         let free = numbers.find(|number| !self.scopes.values().any(|used| used == number));
         // Scope 0 stays free, so that a scope that was never interned is found out.
         let next = ScopeId(self.scopes.len() as i32 + 1);
@@ -84,10 +84,16 @@ impl Books {
     }
 
     fn rule(&mut self, rule: &str) -> HashRuleId {
-        let mut numbers = Interned::HashRule.numbers(&[rule]).into_iter().map(HashRuleId);
+        let mut numbers = Interned::HashRule.numbers(&[rule]).map(HashRuleId);
         let free = numbers.find(|number| !self.rules.iter().any(|(other, used)| other != rule && used == number));
         let next = HashRuleId(self.rules.len() as i32 + 1);
         *self.rules.entry(rule.to_owned()).or_insert(free.unwrap_or(next))
+    }
+
+    pub(super) fn take_numbers(&mut self, consumer: &ConsumerName, numbers: impl IntoIterator<Item = ScopeId>) {
+        let named = |number: ScopeId| Some((Tenant::new(&number.0.to_string()).ok()?, number));
+        let taken = numbers.into_iter().filter_map(named);
+        self.scopes.extend(taken.map(|(tenant, number)| ((consumer.clone(), tenant), number)));
     }
 
     /// Gives a consumer another name, as the tool does it: the ids that it derives stay those of its first name.

@@ -180,8 +180,8 @@ impl Events {
         if let Some((id, row)) = known {
             return Ok(Declared::new(*id).limits(row.limits.clone()));
         }
-        let numbers = Interned::Destination.numbers(&[&declared.name]).map(DestinationId);
-        let free = numbers.into_iter().find(|id| !self.destinations.contains_key(id));
+        let mut numbers = Interned::Destination.numbers(&[&declared.name]).map(DestinationId);
+        let free = numbers.find(|id| !self.destinations.contains_key(id));
         let id = free.ok_or(StoreError::Unsupported { what: "number so many destinations" })?;
         let (name, id_form) = (declared.name.clone(), declared.id_form);
         let (relay, lost_at, receiver_keeps) = (None, None, RECEIVER_KEEPS);

@@ -66,6 +66,11 @@ impl MemoryStore {
         self.shared.state().books.rename(from, to, self.shared.defect)
     }
 
+    /// Gives these numbers to tenants of this consumer (J97).
+    pub fn take_numbers(&self, consumer: &ConsumerName, numbers: impl IntoIterator<Item = ScopeId>) {
+        self.shared.state().books.take_numbers(consumer, numbers);
+    }
+
     /// Forgets what a consumer is bound to, as `idem consumers rebind` does it: its next start binds it anew.
     pub fn rebind(&self, consumer: &ConsumerName) {
         self.shared.state().books.rebind(consumer);

@@ -18,8 +18,11 @@ use super::{
 };
 use crate::memory::{Broker, Faults, Order, Queue, QueueOptions, Rate};
 
-/// The deadline where a handler hangs. The others have to keep it too.
+/// The deadline where a handler hangs, unless the handler needs longer: the others have to keep it too.
 const DEADLINE: Duration = Duration::from_secs(1);
+
+/// How much longer than the longest run without faults a run may take there.
+const SLOWER: u32 = 5;
 
 /// After how many waits of a handler its process dies: each early one, and some later ones.
 const WAITS: [u32; 8] = [1, 2, 3, 4, 6, 9, 14, 21];
@@ -43,6 +46,8 @@ const OF_A_LOOP: [&str; 9] = [
 pub(super) struct Course<D: Scratch, H> {
     pub(super) making: Making<D, H>,
     pub(super) messages: Vec<Message>,
+    /// How long the longest run without faults took.
+    pub(super) slowest: Duration,
     pub(super) proven: Proven,
 }
 
@@ -98,6 +103,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         &self,
         address: &D::Address,
         expected: &Expected<'_>,
+        rig: &Rig,
         broken: impl FnOnce(&[Difference]) -> NotProven,
     ) -> Result<(), NotProven> {
         let seen = self.tables(address).await?;
@@ -109,6 +115,8 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             self.databases().describe(address).map_or(String::new(), |name| format!(" The {name} is left for a look."));
         Err(match broken(&differences) {
             NotProven::Broken { promise, when, why } => {
+                // The deadline explains it, and no other mistake needs to be guessed.
+                let why = rig.told_late().map_or(why, |late| format!("{}{late}", told(&differences)));
                 NotProven::Broken { promise, when, why: format!("{why}.{left}") }
             }
             other @ (NotProven::Unprovable(_) | NotProven::Failed { .. }) => other,
@@ -126,7 +134,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             consumer.process_one(message.clone()).await.map_err(|error| failed(error.into()))?;
         }
         let nothing = Expected { tables: &reference.empty, but: &Volatile::default() };
-        self.compare(&address, &nothing, |differences| {
+        self.compare(&address, &nothing, &rig, |differences| {
             let remained = match differences {
                 [first, ..] if first.seen > first.expected => format!("{first} remained after the rollback"),
                 _ => format!("after the rollback {}", told(differences)),
@@ -139,7 +147,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             consumer.process_one(message.clone()).await.map_err(|error| failed(error.into()))?;
         }
         drop(consumer);
-        self.compare(&address, &reference.all(), |differences| {
+        self.compare(&address, &reference.all(), &rig, |differences| {
             let why = format!(
                 "the next attempt wrote something else: {}. Does your handler keep something in memory between attempts: keys that \
                  it has seen, a sum, a buffer?",
@@ -171,7 +179,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             return Err(NotProven::Broken { promise: Promise::HandsErrorsOn, when: when.to_owned(), why });
         }
         let nothing = Expected { tables: &reference.empty, but: &Volatile::default() };
-        self.compare(&address, &nothing, |differences| {
+        self.compare(&address, &nothing, &rig, |differences| {
             let why = format!("your handler wrote through a connection that is not `tx`: {}", told(differences));
             NotProven::Broken { promise: Promise::RollsBack, when: when.to_owned(), why }
         })
@@ -239,7 +247,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         let met = self.making.loops(&address, rig, &self.messages, Some(doom)).await;
         let met = met.map_err(|source| NotProven::Failed { when: when.to_owned(), source })?;
         let went_on = self.making.loops(&address, rig, &self.messages, None).await;
-        self.ended(when, address, went_on, expected, promise).await?;
+        self.ended(when, address, went_on, expected, promise, rig).await?;
         self.note(doom, met);
         Ok(met)
     }
@@ -256,7 +264,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         let met = self.making.works(&address, rig, &queue, Some(doom), None).await;
         let met = met.map_err(|source| NotProven::Failed { when: when.to_owned(), source })?;
         let went_on = self.making.works(&address, rig, &queue, None, None).await;
-        self.ended(when, address, went_on, expected, promise).await?;
+        self.ended(when, address, went_on, expected, promise, rig).await?;
         self.note(doom, met);
         Ok(())
     }
@@ -276,9 +284,10 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         ended: Result<Met, BoxError>,
         expected: &Expected<'_>,
         promise: Promise,
+        rig: &Rig,
     ) -> Result<(), NotProven> {
         ended.map_err(|source| NotProven::Failed { when: when.to_owned(), source })?;
-        self.compare(&address, expected, |differences| {
+        self.compare(&address, expected, rig, |differences| {
             let hint = match differences {
                 _ if promise == Promise::WorksBesideItself => {
                     ". Does your handler read a value and write another that it made of it? Another transaction may have written in \
@@ -314,7 +323,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
         queue.misbehave(faults);
         let rig = Rig::new(|_, _| Act::Pass);
         let ended = self.making.works(&address, &rig, &queue, None, None).await;
-        self.ended(when, address, ended, &reference.all(), Promise::IgnoresDuplicates).await
+        self.ended(when, address, ended, &reference.all(), Promise::IgnoresDuplicates, &rig).await
     }
 
     /// Every key comes again with the payloads of the other messages.
@@ -330,7 +339,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             }
         }
         let ended = self.making.works(&address, &rig, &queue, None, None).await;
-        self.ended(when, address, ended, &reference.all(), Promise::RefusesConflicts).await
+        self.ended(when, address, ended, &reference.all(), Promise::RefusesConflicts, &rig).await
     }
 
     /// Two processes, each with a queue that has every message.
@@ -349,7 +358,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             self.making.works(&address, &rig, &one, None, None),
             self.making.works(&address, &rig, &other, None, None)
         );
-        self.ended(when, address, first.and(second), &reference.all(), Promise::WorksBesideItself).await
+        self.ended(when, address, first.and(second), &reference.all(), Promise::WorksBesideItself, &rig).await
     }
 
     /// One message fails, one panics, one hangs, in turn; the others of their batch are handled.
@@ -359,10 +368,10 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             let last = reference.keys.last().cloned().unwrap_or_default();
             let rig = Rig::new(move |key, _| if key == last { act } else { Act::Pass });
             let (address, queue) = (self.database(&when).await?, self.queue(1)?);
-            let deadline = (act == Act::Hang).then_some(DEADLINE);
+            let deadline = (act == Act::Hang).then_some(DEADLINE.max(self.slowest * SLOWER));
             let ended = self.making.works(&address, &rig, &queue, None, deadline).await;
             let expected = Expected { tables: &reference.but_last, but: &reference.by_order };
-            self.ended(&when, address, ended, &expected, Promise::SparesNeighbours).await?;
+            self.ended(&when, address, ended, &expected, Promise::SparesNeighbours, &rig).await?;
         }
         Ok(())
     }
@@ -381,7 +390,7 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
             return Err(NotProven::Broken { promise: Promise::KeepsOrder, when: when.to_owned(), why });
         }
         let expected = Expected { tables: &reference.all, but: &reference.by_run };
-        self.ended(when, address, ended, &expected, Promise::KeepsOrder).await
+        self.ended(when, address, ended, &expected, Promise::KeepsOrder, &rig).await
     }
 }
 

@@ -132,7 +132,7 @@ impl<D: Scratch, H: Handler<D::Store>> Proof<D, H> {
             Instant::now(),
             Proven { databases: 0, kills: 0, died_at: BTreeSet::new(), not_compared: Vec::new(), took: Duration::ZERO },
         );
-        let course = Course { making: self.making, messages: self.messages, proven };
+        let course = Course { making: self.making, messages: self.messages, slowest: Duration::ZERO, proven };
         runtime.block_on(course.run()).map(|proven| Proven { took: begun.elapsed(), ..proven })
     }
 }

@@ -74,7 +74,9 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
             Some(deadline) => builder.handler_deadline(deadline),
             None => builder,
         };
-        Ok(builder.build()?)
+        let consumer = builder.build()?;
+        rig.has_deadline(consumer.handler_deadline());
+        Ok(consumer)
     }
 
     /// A process with a receive loop of its own, which has all of these in hand, and hands over unsettled messages again.

@@ -1,6 +1,6 @@
 //! The writes of a handler in a run without faults, with which all other runs are compared.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use idem_core::{
     Decision, ErrorClass, Failure, Handler, IdempotencyKey, Message,
@@ -73,7 +73,9 @@ async fn calm<D: Scratch, H: Handler<D::Store>>(
     let handled = handle_on(course, &address, messages, disturbed).await;
     // Nothing went wrong in it that a look would show.
     course.remove(address).await;
-    handled
+    let (tables, keys, slowest) = handled?;
+    course.slowest = course.slowest.max(slowest);
+    Ok((tables, keys))
 }
 
 const CALM: &str = "it handles the messages one by one";
@@ -83,7 +85,7 @@ async fn handle_on<D: Scratch, H: Handler<D::Store>>(
     address: &D::Address,
     messages: &[Message],
     disturbed: bool,
-) -> Result<(Tables, Vec<String>), NotProven> {
+) -> Result<(Tables, Vec<String>, Duration), NotProven> {
     let rig = Rig::new(|_, _| Act::Pass);
     if disturbed {
         course.databases().disturb(address).await.map_err(failed)?;
@@ -112,7 +114,8 @@ async fn handle_on<D: Scratch, H: Handler<D::Store>>(
             "each message must have a key, and all of them different ones: nothing else is protected".to_owned(),
         ));
     }
-    Ok((tables, keys))
+    let slowest = rig.seen().slowest;
+    Ok((tables, keys, slowest))
 }
 
 fn not_handled(key: &str, decision: &Decision) -> Option<String> {

@@ -21,6 +21,10 @@ const LINGER: Duration = Duration::from_millis(20);
 /// How long one stays open at most until the first meeting of all: on a busy machine another worker may take its time to begin.
 const MEETS_MAX: Duration = Duration::from_secs(10);
 
+/// The part of the handler's own deadline after which nothing holds a run any longer. The rest is for the handler, and for one that waits
+/// for it.
+const HELD_FOR: u32 = 4;
+
 /// A handler that was not polled for so long waits for the transaction that it has met.
 const RESTS_FOR: Duration = Duration::from_millis(500);
 
@@ -63,6 +67,12 @@ pub(super) struct Seen {
     pub(super) done: Vec<String>,
     /// The keys whose handler answered `Ok` although its statements failed.
     pub(super) swallowed: Vec<String>,
+    /// The keys of which a run did not end within the handler's deadline.
+    late: Vec<String>,
+    /// The deadline of the handler, once a consumer has been made.
+    deadline: Option<Duration>,
+    /// How long the longest run took to which nothing was done.
+    pub(super) slowest: Duration,
     meetings: Meetings,
 }
 
@@ -100,7 +110,28 @@ impl Rig {
 }
 
 impl Rig {
+    pub(super) fn has_deadline(&self, deadline: Duration) {
+        self.seen().deadline = Some(deadline);
+    }
+
+    /// Says which run went beyond the handler's deadline, if one did.
+    pub(super) fn told_late(&self) -> Option<String> {
+        let seen = self.seen();
+        let (key, deadline) = (seen.late.first()?, seen.deadline?);
+        Some(format!(
+            ". A run of the handler for message {key} did not end within its deadline of {deadline:?} and was rolled back. Is the handler \
+             slower than that, or does it wait for a lock? `handler_deadline` of the consumer sets the deadline"
+        ))
+    }
+
+    /// How long a run may be held that began at `begun`.
+    fn held_for(&self, begun: Instant, wanted: Duration) -> Duration {
+        let until = self.seen().deadline.map_or(wanted, |deadline| deadline / HELD_FOR);
+        wanted.min(until.saturating_sub(begun.elapsed()))
+    }
+
     async fn meets(&self, handler: impl Future<Output = Result<(), HandlerError>>) -> Result<(), HandlerError> {
+        let begun = Instant::now();
         let mut open = Open::of(self);
         let mut handler = pin!(handler);
         let answer = poll_fn(|context| {
@@ -110,13 +141,13 @@ impl Rig {
         .await;
         open.has_worked();
         answer?;
-        let since = Instant::now();
+        let (since, held_for) = (Instant::now(), self.held_for(begun, MEETS_MAX));
         loop {
-            tokio::time::sleep(LINGER).await;
+            tokio::time::sleep(LINGER.min(held_for)).await;
             let meetings = &mut self.seen().meetings;
             let rests = meetings.at_work == 0 || meetings.moved_at.is_none_or(|at| at.elapsed() >= RESTS_FOR);
             meetings.happened |= meetings.open > 1 && rests;
-            if meetings.happened || since.elapsed() >= MEETS_MAX {
+            if meetings.happened || since.elapsed() >= held_for {
                 return Ok(());
             }
         }
@@ -151,6 +182,30 @@ impl Drop for Open<'_> {
     }
 }
 
+/// A run of the handler; it may be dropped at any await.
+struct Run<'r> {
+    rig: &'r Rig,
+    key: &'r str,
+    begun: Instant,
+    has_ended: bool,
+}
+
+impl<'r> Run<'r> {
+    fn of(rig: &'r Rig, key: &'r str) -> Self {
+        Self { rig, key, begun: Instant::now(), has_ended: false }
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let mut seen = self.rig.seen();
+        // The engine's deadline began a moment before the run.
+        if !self.has_ended && seen.deadline.is_some_and(|deadline| self.begun.elapsed() >= deadline * 9 / 10) {
+            seen.late.push(self.key.to_owned());
+        }
+    }
+}
+
 /// The handler of a process.
 pub(super) struct Rigged<D, H> {
     pub(super) handler: H,
@@ -167,19 +222,40 @@ impl<D: Scratch, H: Handler<D::Store>> Handler<D::Store> for Rigged<D, H> {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, D::Store>) -> Result<(), HandlerError> {
         let key = key_of(message);
         let act = self.rig.next(&key);
+        let mut run = (act != Act::Hang).then(|| Run::of(&self.rig, &key));
+        let answer = self.act(act, &key, message, tx).await;
+        run.iter_mut().for_each(|run| run.has_ended = true);
+        answer?;
+        drop(run);
+        self.rig.seen().done.push(key);
+        Ok(())
+    }
+
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        self.handler.dispatches_by()
+    }
+}
+
+impl<D: Scratch, H: Handler<D::Store>> Rigged<D, H> {
+    async fn act(&self, act: Act, key: &str, message: &Message, tx: &mut Tx<'_, D::Store>) -> Result<(), HandlerError> {
+        let begun = Instant::now();
         match act {
-            Act::Pass => self.handler.handle(message, tx).await?,
+            Act::Pass => {
+                self.handler.handle(message, tx).await?;
+                let seen = &mut self.rig.seen();
+                seen.slowest = seen.slowest.max(begun.elapsed());
+            }
             Act::Refuse => return Err(HandlerError::permanent("prove has this message fail")),
             // Without the panic hook, which would print it.
             Act::Panic => std::panic::resume_unwind(Box::new("prove has this message panic")),
-            Act::Hang => std::future::pending().await,
+            Act::Hang => std::future::pending::<()>().await,
             Act::FailAfter => {
                 self.handler.handle(message, tx).await?;
                 return Err("prove has the handler fail after all it does".into());
             }
             Act::Linger => {
                 self.handler.handle(message, tx).await?;
-                tokio::time::sleep(LINGER).await;
+                tokio::time::sleep(self.rig.held_for(begun, LINGER)).await;
             }
             Act::Meet => self.rig.meets(self.handler.handle(message, tx)).await?,
             Act::Spoil => {
@@ -187,18 +263,13 @@ impl<D: Scratch, H: Handler<D::Store>> Handler<D::Store> for Rigged<D, H> {
                 let answer = self.handler.handle(message, tx).await;
                 self.databases.mend(tx).await;
                 if answer.is_ok() {
-                    self.rig.seen().swallowed.push(key);
+                    self.rig.seen().swallowed.push(key.to_owned());
                 }
                 return Err(HandlerError::permanent("prove has every statement of this message fail"));
             }
             Act::WaitAt(waits) => waits_at(self.handler.handle(message, tx), waits).await?,
         }
-        self.rig.seen().done.push(key);
         Ok(())
-    }
-
-    fn dispatches_by(&self) -> Option<TypePlace> {
-        self.handler.dispatches_by()
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, Once},
+    sync::{
+        Arc, Mutex, Once,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use idem_core::{
-    BoxError, Handler, HandlerError, IdempotencyKey, KeyError, Message, Store as _, Tx,
+    BoxError, Handler, HandlerError, IdempotencyKey, KeyError, Message, OrderingKey, Store as _, Tx,
     key::{KEY_FIELD, key_fn},
     scratch::{Scratch, Tables},
     store::{RunId, UnitOfWork as _, UnitOptions},
@@ -124,7 +127,7 @@ async fn j62_copies_that_take_effect_are_told() {
     assert_eq!(promise, Promise::IgnoresDuplicates, "{text}");
 }
 
-/// Takes longer for one message than a deadline that is set for one that hangs. The proof has a runtime of its own, whose clock
+/// Takes longer for one message than the least deadline that is set where another one hangs. The proof has a runtime of its own, whose clock
 /// stands still from the first message on, so that it takes no time of the test's.
 struct Slow(Arc<Once>);
 
@@ -138,12 +141,52 @@ impl Handler<MemoryStore> for Slow {
     }
 }
 
+/// J99: a handler that takes seconds, and keeps its own deadline, is not blamed for a deadline of the proof's.
 #[tokio::test]
-async fn j62_a_message_that_goes_with_one_that_hangs_is_told() {
+async fn j99_a_handler_that_takes_seconds_is_proved() {
     let paused = Arc::new(Once::new());
-    let (promise, text) = broken(proved(move |_| Slow(paused.clone())).await);
-    assert_eq!(promise, Promise::SparesNeighbours, "{text}");
-    assert!(text.contains("the handler did not answer for one message of several"), "{text}");
+    proved(move |_| Slow(paused.clone())).await.unwrap();
+}
+
+async fn in_one_key<H: Handler<MemoryStore>>(
+    deadline: Duration,
+    handler: impl Fn(&MemoryStore) -> H + Send + Sync + 'static,
+) -> Result<Proven, NotProven> {
+    let ordered = messages().into_iter().map(|message| message.with_ordering_key(OrderingKey::new("account-7")));
+    let proof = prove(MemoryScratch, handler).messages(ordered);
+    proof.consumer(move |builder| builder.handler_deadline(deadline)).run().await
+}
+
+/// J99: all messages have one ordering key, so no two runs ever meet, and the proof holds each run in vain. It must not hold it for so
+/// long that the handler's deadline ends it.
+#[tokio::test]
+async fn j99_a_handler_with_a_short_deadline_and_one_ordering_key_is_proved() {
+    in_one_key(Duration::from_secs(5), |_| Ledger).await.unwrap();
+    let (promise, text) = broken(in_one_key(Duration::from_secs(5), |_| Remembers::default()).await);
+    assert_eq!(promise, Promise::ForgetsAttempts, "{text}");
+    assert!(text.contains("Does your handler keep something in memory"), "{text}");
+}
+
+/// Takes longer than its deadline from its twentieth run on, by a clock that stands still.
+struct Tires(Arc<(Once, AtomicU32)>);
+
+impl Handler<MemoryStore> for Tires {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        self.0.0.call_once(tokio::time::pause);
+        Ledger.handle(message, tx).await?;
+        if self.0.1.fetch_add(1, Ordering::SeqCst) >= 20 {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        Ok(())
+    }
+}
+
+/// J99: where a deadline has ended a run, the text says so.
+#[tokio::test]
+async fn j99_a_handler_that_misses_its_deadline_is_told_of_it() {
+    let runs = Arc::new((Once::new(), AtomicU32::new(0)));
+    let text = in_one_key(Duration::from_secs(5), move |_| Tires(runs.clone())).await.unwrap_err().to_string();
+    assert!(text.contains("did not end within its deadline of 5s"), "{text}");
 }
 
 /// Writes down which message it has seen before this one, in whatever attempt.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use idem_core::{Bytes, ConsumerName, HandlerError, Tx};
 use idem_testkit::{
     MemoryStore,
-    conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
+    conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers},
 };
 
 /// A [`MemoryStore`] with a table for effects.
@@ -115,6 +115,7 @@ impl StoreUnderTest for Subject {
                 let [from, to] = ["orders", "purchases"].map(|name| ConsumerName::new(name).unwrap());
                 assert!(self.0.rename(&from, &to));
             }
+            Arrangement::TakeNumbers => self.0.take_numbers(&ConsumerName::new("others").unwrap(), taken_numbers()),
         }
         Ok(())
     }

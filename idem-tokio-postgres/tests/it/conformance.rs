@@ -152,7 +152,8 @@ impl StoreUnderTest for Subject {
             | Arrangement::EraseKeys
             | Arrangement::DropUniqueKey
             | Arrangement::DropSeal
-            | Arrangement::Rename => true,
+            | Arrangement::Rename
+            | Arrangement::TakeNumbers => true,
         }
     }
 

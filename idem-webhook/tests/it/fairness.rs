@@ -9,11 +9,11 @@ use std::{
 };
 
 use idem_core::{
-    BoxError, DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
+    BoxError, DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tenant, Tx, handler_fn,
     outbox::OutgoingEvent,
 };
 use idem_testkit::{MemoryStore, message};
-use idem_webhook::{Endpoint, Secret, WebhookPublisher};
+use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::receiver::{Answer, Receiver};
@@ -68,4 +68,96 @@ async fn o16_a_hanging_host_with_thousands_of_events_holds_no_other_back() {
     sleep(Duration::from_secs(60)).await;
     let more = tries.load(Ordering::Relaxed) - before;
     assert!(more < HANGING / 2, "{more} more tries in a minute");
+}
+
+/// Has these messages published by a consumer whose tenant is the header `tenant`.
+async fn published(messages: Vec<Message>) -> Arc<MemoryStore> {
+    let store = Arc::new(MemoryStore::new());
+    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+        .handler(handler_fn(publish))
+        .handler_name("teller")
+        .tenant_of(|message: &Message| {
+            let tenant = message.headers().iter().find(|(name, _)| *name == "tenant").and_then(|(_, value)| value);
+            Some(tenant.map_or_else(Tenant::default, |name| Tenant::new(std::str::from_utf8(name).unwrap()).unwrap()))
+        })
+        .effects(Effects::InTransaction)
+        .publishes_to(["merchants"])
+        .build()
+        .unwrap();
+    for some in messages.chunks(500) {
+        consumer.process(some.to_vec()).await.unwrap();
+    }
+    store
+}
+
+fn endpoint(event: &OutgoingEvent) -> Endpoint {
+    let secret: Secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD".parse().unwrap();
+    Endpoint::new(String::from_utf8(event.payload.to_vec()).unwrap(), [secret])
+}
+
+/// Relays until the receiver has so many posts, in a minute of the relay's clock at most.
+async fn relayed(store: &Arc<MemoryStore>, endpoints: impl Endpoints, to: &Receiver, posts: usize) {
+    let publisher = WebhookPublisher::new(endpoints).unwrap().allow_private_networks().unwrap().allow_plaintext();
+    let relay = Relay::builder(store.outbox().unwrap()).to("merchants", publisher).build().unwrap();
+    tokio::spawn(relay.run(std::future::pending()));
+    timeout(Duration::from_secs(60), to.until(posts)).await.expect("the events of the good endpoint arrive");
+}
+
+/// Forty events for each of 32 hosts that hang, and behind them six for one that does not.
+async fn behind_hanging_hosts(hanging: &Receiver, good: &Receiver) -> Arc<MemoryStore> {
+    let url = |number: u32| format!("http://127.0.0.{}:{}/", 2 + number % 32, hanging.port);
+    let hanging = (0..32 * 40).map(|number| message(&format!("order-{number}"), url(number)));
+    let good = (0..6).map(|number| message(&format!("good-{number}"), good.url("/")));
+    published(hanging.chain(good).collect()).await
+}
+
+/// O113: all hosts that hang are one customer's, as the lookup says, and it has eight calls in flight.
+#[tokio::test(start_paused = true)]
+async fn o113_a_customer_with_many_hanging_hosts_holds_no_other_back() {
+    let hanging = Receiver::new((0..10_000).map(|_| Answer::Never)).await;
+    let good = Receiver::new([]).await;
+    let store = behind_hanging_hosts(&hanging, &good).await;
+    let good_port = format!(":{}/", good.port);
+    let endpoints = move |event: &OutgoingEvent| {
+        let endpoint = endpoint(event);
+        let owner = if endpoint.url.ends_with(&good_port) { "other" } else { "customer-7" };
+        async move { Ok::<_, BoxError>(Some(endpoint.owner(owner))) }
+    };
+    relayed(&store, endpoints, &good, 6).await;
+    assert!(!hanging.posts().is_empty());
+}
+
+/// O114: nothing says that the hosts belong together. Once they are slow, they have half of the places.
+#[tokio::test(start_paused = true)]
+async fn o114_many_hanging_hosts_of_many_owners_leave_places_for_others() {
+    let hanging = Receiver::new((0..10_000).map(|_| Answer::Never)).await;
+    let good = Receiver::new([]).await;
+    let store = behind_hanging_hosts(&hanging, &good).await;
+    let endpoints = |event: &OutgoingEvent| {
+        let endpoint = endpoint(event);
+        async move { Ok::<_, BoxError>(Some(endpoint)) }
+    };
+    relayed(&store, endpoints, &good, 6).await;
+    assert!(!hanging.posts().is_empty());
+}
+
+/// O115: the lookups of one tenant's endpoints hang.
+#[tokio::test(start_paused = true)]
+async fn o115_lookups_that_hang_for_a_tenant_hold_no_other_back() {
+    let good = Receiver::new([]).await;
+    let slow =
+        (0..2_000).map(|number| message(&format!("order-{number}"), good.url("/slow")).with_header("tenant", "slow"));
+    let quick = (0..6).map(|number| message(&format!("good-{number}"), good.url("/")).with_header("tenant", "quick"));
+    let store = published(slow.chain(quick).collect()).await;
+    let endpoints = |event: &OutgoingEvent| {
+        let (endpoint, hangs) = (endpoint(event), &*event.tenant == "slow");
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, BoxError>(Some(endpoint))
+        }
+    };
+    relayed(&store, endpoints, &good, 6).await;
+    assert!(good.posts().iter().all(|post| post.path == "/"));
 }

@@ -45,7 +45,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// One that gives these answers in turn, and 204 after them.
     pub(crate) async fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State { answers: Mutex::new(answers.into_iter().collect()), ..State::default() });
         let serving = Arc::clone(&state);

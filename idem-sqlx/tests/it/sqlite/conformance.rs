@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{HandlerError, Tx};
+use idem_core::{HandlerError, Tx, store::ScopeId};
 use idem_sqlx::SqliteStore;
-use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
+use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers};
 use sqlx::{Connection, Row, SqliteConnection};
 
 use super::{File, open};
@@ -172,6 +172,14 @@ impl StoreUnderTest for Fresh {
             Arrangement::DropUniqueKey => self.file.run(DROP_KEY).await,
             Arrangement::DropSeal => return Err(NotOffered),
             Arrangement::Rename => self.file.run(RENAME).await,
+            Arrangement::TakeNumbers => {
+                for ScopeId(number) in taken_numbers() {
+                    let row = format!("{number}, '{number}', 'others', '', '', '', '', NULL, 0");
+                    let columns =
+                        "id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at";
+                    self.file.run(&format!("INSERT INTO idem_consumers ({columns}) VALUES ({row})")).await;
+                }
+            }
         }
         Ok(())
     }

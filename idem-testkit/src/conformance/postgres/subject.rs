@@ -2,9 +2,9 @@
 
 use std::{error::Error, future::Future, time::Duration};
 
-use idem_core::{Concurrency, Store, Tx};
+use idem_core::{Concurrency, Store, Tx, store::ScopeId};
 
-use super::super::store::Arrangement;
+use super::super::store::{Arrangement, taken_numbers};
 
 /// How long a case waits for anything before it is red.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,6 +142,14 @@ pub fn arrangement_sql(arrangement: Arrangement) -> String {
         Arrangement::Rename => {
             "UPDATE consumers SET name = 'purchases', derives_as = coalesce(derives_as, name) WHERE name = 'orders'"
                 .to_owned()
+        }
+        Arrangement::TakeNumbers => {
+            let row = |number: &ScopeId| format!("({0}, '{0}', 'others', '', '', '', '', NULL)", number.0);
+            let rows = taken_numbers().iter().map(row).collect::<Vec<_>>().join(", ");
+            format!(
+                "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention) \
+                 OVERRIDING SYSTEM VALUE VALUES {rows}"
+            )
         }
     }
 }

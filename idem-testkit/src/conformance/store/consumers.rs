@@ -11,7 +11,7 @@ use idem_core::{
 use super::{
     fixture::{Fixture, Kind, claim, decide, key_from, msg, options, process, registration, write},
     gate::within,
-    subject::{Arrangement, HandlerAction, StoreUnderTest},
+    subject::{Arrangement, HandlerAction, StoreUnderTest, taken_numbers},
 };
 
 /// A second start of the same consumer gets the same scope and rules, and a run of its own.
@@ -64,14 +64,14 @@ pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>
 /// numbers that running workers remember, and no others.
 pub async fn j63_numbers_follow_from_names<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    let number = |name: &str, tenant: &str| ScopeId(Interned::Scope.numbers(&[name, tenant])[0]);
+    let number = |name: &str, tenant: &str| ScopeId(Interned::Scope.numbers(&[name, tenant]).next().unwrap());
     for name in ["orders", "billing"] {
         let registered = fixture.register_as(&registration(name)).await.unwrap();
         assert_eq!(registered.scope, number(name, ""));
         let rules: Vec<HashRuleId> = registration(name)
             .hash_rules
             .iter()
-            .map(|rule| HashRuleId(Interned::HashRule.numbers(&[rule])[0]))
+            .map(|rule| HashRuleId(Interned::HashRule.numbers(&[rule]).next().unwrap()))
             .collect();
         assert_eq!(registered.hash_rules, rules);
         for tenant in ["globex", "acme"] {
@@ -80,6 +80,24 @@ pub async fn j63_numbers_follow_from_names<T: StoreUnderTest>(subject: &T) {
             assert_eq!(scope, number(name, tenant));
         }
     }
+}
+
+/// J97: a client that chooses names can find some that have the numbers of another tenant. That tenant gets a later one, by which every
+/// process knows it.
+pub async fn j97_a_tenant_whose_numbers_are_taken_gets_a_later_one<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    fixture.register_as(&registration("orders")).await.unwrap();
+    if !fixture.arrange(Arrangement::TakeNumbers).await {
+        return;
+    }
+    let (orders, globex) = (ConsumerName::new("orders").unwrap(), Tenant::new("globex").unwrap());
+    let scope = fixture.store.bookkeeping().scope(&orders, &globex).await.unwrap();
+    assert!(!taken_numbers().contains(&scope), "{scope:?} is another tenant's");
+    let next = Interned::Scope.numbers(&["orders", "globex"]).nth(taken_numbers().len()).unwrap();
+    assert_eq!(scope, ScopeId(next), "the first number that is free");
+    assert_eq!(fixture.elsewhere().await.store.bookkeeping().scope(&orders, &globex).await.unwrap(), scope);
+    let own = registration("orders").tenant(globex);
+    assert_eq!(fixture.elsewhere().await.register_as(&own).await.unwrap().scope, scope);
 }
 
 /// Registers `first`, then `second`, which must be refused with both values.

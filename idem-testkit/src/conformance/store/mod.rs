@@ -79,7 +79,7 @@ pub mod twin;
 
 use std::{future::Future, time::Duration};
 
-pub use self::subject::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
+pub use self::subject::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers};
 
 /// How long one case may take. None needs more than seconds; this is for a store that hangs.
 const CASE_MAX: Duration = Duration::from_secs(120);
@@ -403,6 +403,7 @@ macro_rules! store_conformance {
                 workers_that_start_at_once_are_one_consumer,
                 every_consumer_and_tenant_has_a_scope_of_its_own,
                 j63_numbers_follow_from_names,
+                j97_a_tenant_whose_numbers_are_taken_gets_a_later_one,
                 another_source_is_refused_with_both_values,
                 another_handler_is_refused_with_both_values,
                 another_key_rule_is_refused_with_both_values,

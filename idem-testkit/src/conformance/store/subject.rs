@@ -2,7 +2,10 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use idem_core::{Concurrency, HandlerError, Store, Tx};
+use idem_core::{
+    Concurrency, HandlerError, Store, Tx,
+    store::{Interned, ScopeId},
+};
 
 /// A row that a handler wrote through its transaction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,11 +83,19 @@ pub enum Arrangement {
     DropSeal,
     /// Gives the consumer `orders` the name `purchases`, as `idem consumers rename` does it (O105).
     Rename,
+    /// Gives the numbers of [`taken_numbers`] to other names.
+    TakeNumbers,
+}
+
+/// The first dozen numbers of the tenant `globex` of the consumer `orders`.
+#[must_use]
+pub fn taken_numbers() -> Vec<ScopeId> {
+    Interned::Scope.numbers(&["orders", "globex"]).take(12).map(ScopeId).collect()
 }
 
 impl Arrangement {
     /// Every arrangement, one of each kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Age(Duration::ZERO),
         Self::SwallowRecords,
         Self::HideRecords,
@@ -93,6 +104,7 @@ impl Arrangement {
         Self::DropUniqueKey,
         Self::DropSeal,
         Self::Rename,
+        Self::TakeNumbers,
     ];
 }
 

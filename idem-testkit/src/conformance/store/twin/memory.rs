@@ -73,7 +73,8 @@ impl StoreUnderTest for Twin {
             | Arrangement::EraseKeys
             | Arrangement::DropUniqueKey
             | Arrangement::DropSeal
-            | Arrangement::Rename => return Err(NotOffered),
+            | Arrangement::Rename
+            | Arrangement::TakeNumbers => return Err(NotOffered),
         }
         Ok(())
     }

@@ -79,6 +79,7 @@ BEGIN
 END
 $idem$;
 
+DROP FUNCTION {schema}.sequences_behind();
 DROP INDEX {schema}.idx_processed_results_answer_until;
 ALTER TABLE {schema}.processed_results DROP COLUMN reference;
 ALTER TABLE {schema}.processed_results DROP COLUMN answer_until;

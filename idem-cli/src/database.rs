@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use idem_core::StoreError;
 use idem_schema::{
-    Dialect, PostgresStatements, SchemaName, UnitLimits, begin_unit, key_id, refused_parameter, waited_for_key,
+    Dialect, PostgresStatements, SchemaName, SequenceBehind, UnitLimits, begin_unit, key_id, refused_parameter,
+    waited_for_key,
 };
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{
@@ -42,6 +43,9 @@ const OPEN: &str = "\
 SELECT c.id FROM {schema}.consumers AS c
 WHERE ($1::text IS NULL OR c.name = $1::text) AND NOT EXISTS (
     SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = c.id AND p.key_id = {schema}.key_id($2::text))";
+
+/// How often a statement runs that meets a row of another session each time.
+const TAKEN_MAX: usize = 3;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -105,10 +109,14 @@ impl Database {
     }
 
     async fn fetch(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
+        Ok(self.try_fetch(text, binds).await?)
+    }
+
+    async fn try_fetch(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, sqlx::Error> {
         let text = Dialect::Postgres.render(text, &self.schema);
         // Not prepared under a name, which a pooler might lose.
         let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
-        Ok(binds.iter().fold(query, |query, value| bind(query, *value)).fetch_all(&mut self.connection).await?)
+        binds.iter().fold(query, |query, value| bind(query, *value)).fetch_all(&mut self.connection).await
     }
 
     async fn fetch_table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
@@ -127,10 +135,44 @@ impl Database {
         Ok(())
     }
 
+    /// Begins a transaction, and runs a statement in it. Where that meets a row of the same key, another session was first, next to an
+    /// index that is not valid: it runs again. Where it meets one each time, its ids come from a sequence that is behind its rows.
+    async fn fetch_first(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
+        let mut tries = 1;
+        let error = loop {
+            self.begin().await?;
+            let error = match self.try_fetch(text, binds).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error,
+            };
+            let code = error.as_database_error().and_then(|error| error.code());
+            if code.as_deref() != Some("23505") {
+                return Err(error.into());
+            }
+            sqlx::raw_sql("ROLLBACK").execute(&mut self.connection).await?;
+            if tries == TAKEN_MAX {
+                break error;
+            }
+            tries += 1;
+        };
+        let behind =
+            self.fetch("SELECT table_name, sequence_name, next_value, highest FROM {schema}.sequences_behind()", &[]);
+        let behind = behind.await?;
+        let read = |row: &PgRow| -> Result<SequenceBehind, Failure> {
+            Ok(SequenceBehind {
+                table: row.try_get(0)?,
+                sequence: row.try_get(1)?,
+                next: row.try_get(2)?,
+                highest: row.try_get(3)?,
+            })
+        };
+        let behind = behind.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
+        Err(if behind.is_empty() { error.into() } else { SequenceBehind::refusal(&self.schema, &behind).into() })
+    }
+
     /// One statement in a transaction of its own.
     async fn rows(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
-        self.begin().await?;
-        let rows = self.fetch(text, binds).await?;
+        let rows = self.fetch_first(text, binds).await?;
         self.commit().await?;
         Ok(rows)
     }
@@ -155,8 +197,7 @@ impl Database {
         statement: &str,
         binds: &[Bind<'_>],
     ) -> Result<[i64; N], Failure> {
-        self.begin().await?;
-        let rows = self.fetch(statement, binds).await?;
+        let rows = self.fetch_first(statement, binds).await?;
         let written = if audit::is_heard() { self.fetch_table(WRITTEN, &[]).await? } else { Table::default() };
         self.commit().await?;
         for row in written.rows() {
@@ -203,6 +244,8 @@ impl Database {
         match report.map(|report| (report.code(), report.r#where().unwrap_or_default())) {
             // lock_not_available
             Some(("55P03", context)) => Ok(waited_for_key(context).then_some(true)),
+            // unique_violation, which only an index that is not valid brings: another session was first.
+            Some(("23505", _)) => Ok(Some(true)),
             // insufficient_privilege
             Some(("42501", _)) => Ok(None),
             _ => Err(error.into()),

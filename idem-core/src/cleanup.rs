@@ -266,6 +266,15 @@ pub trait Cleaner: Send + 'static {
     /// [action](CleanupReport::action).
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError>;
 
+    /// The session that keeps others from removing now, for an operator, with what differs from one step of it to the next. `None`
+    /// where there is none, or where the store cannot tell.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn holder(&mut self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+
     /// Gives the connection up until the next call.
     async fn rest(&mut self) {}
 }

@@ -2,6 +2,7 @@
 
 mod dead_letters;
 mod register;
+pub(crate) mod sequences;
 pub(crate) mod start;
 mod statements;
 

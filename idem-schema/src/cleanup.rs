@@ -17,6 +17,7 @@ use crate::{
     host::host_name,
     postgres::{UnitLimits, begin_unit},
     row::{Row, microseconds, unreadable},
+    server::session,
 };
 
 /// How long the looks before and after the steps may take; they read an index, or the end of the audit trail.
@@ -93,6 +94,12 @@ impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
         let details = report.to_string();
         let parameters = [who.as_str().into(), details.as_str().into(), report.action().into()];
         self.rows(LOOK, &self.statements.note, &parameters).await.map(|_| ())
+    }
+
+    async fn holder(&mut self) -> Result<Option<String>, StoreError> {
+        let rows = self.rows(LOOK, &self.statements.holder, &[]).await?;
+        let named = |row: &Row| Ok(format!("{}, transaction {}", session(row)?, row.get::<&str>("transaction")?));
+        rows.first().map(named).transpose()
     }
 
     async fn rest(&mut self) {

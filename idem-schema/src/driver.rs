@@ -6,8 +6,8 @@ use idem_core::{StoreError, chain};
 use uuid::Uuid;
 
 use crate::{
-    bookkeeping::{BookkeepingStatements, start},
-    errors::SeenPids,
+    bookkeeping::{BookkeepingStatements, sequences, start},
+    errors::{SeenPids, TAKEN},
     name::SchemaName,
     postgres::PostgresStatements,
     row::Row,
@@ -157,6 +157,7 @@ impl<D: PostgresDriver> BookkeepingDriver for D {
         loop {
             match self.run_once(doing, text, parameters).await {
                 Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
+                Err(error) if is_taken::<D>(&error) => return Err(sequences::explain(self, error).await),
                 Err(error) if !has_looked && is_read_only::<D>(&error) => {
                     has_looked = true;
                     self.role_default().look(self).await?;
@@ -180,6 +181,11 @@ impl<D: PostgresDriver> BookkeepingDriver for D {
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         start::warnings(self).await
     }
+}
+
+/// Whether the statement met a row of the same key, each time that it ran.
+fn is_taken<D: PostgresDriver>(error: &StoreError) -> bool {
+    matches!(error, StoreError::Contended { .. }) && chain(error).find_map(D::sqlstate).as_deref() == Some(TAKEN)
 }
 
 /// Whether the server has ended the statement, because of its limit or by an operator's hand.

@@ -59,6 +59,11 @@ const WAITED_FOR_LOCK: &str = "55P03";
 /// The server's `statement_timeout` is over, or an operator has canceled the statement.
 const CANCELED: &str = "57014";
 
+/// A row of the same key is there: of a statement of idem's own, which does nothing on a conflict, another transaction was first.
+/// `ON CONFLICT` knows the valid unique indexes alone. Next to one that is not valid, as a running REINDEX CONCURRENTLY has it and a
+/// cancelled one leaves it, the loser of a race meets that index and gets this error (A55).
+pub(crate) const TAKEN: &str = "23505";
+
 const CLAIMING: &str = "claiming keys";
 
 /// A driver's error, with the facts that a store's errors depend on.
@@ -83,6 +88,8 @@ impl DriverError {
             _ if matches!(code.as_str(), "26000" | "42P05") => {
                 StoreError::Unavailable { doing, source: Box::new(PoolerError(source)) }
             }
+            // The winner has committed, so the next run finds its row.
+            _ if code == TAKEN => StoreError::Contended { doing, source },
             ErrorClass::Infrastructure => StoreError::Unavailable { doing, source },
             ErrorClass::RunUnitAgain => StoreError::Contended { doing, source },
             ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal => {
@@ -167,7 +174,7 @@ impl DriverError {
             _ => "a statement of a handler failed after the handler had stopped reading its answer",
         };
         let unsealed = |source| StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) };
-        if self.code == FORGOTTEN {
+        if matches!(self.code.as_str(), FORGOTTEN | TAKEN) {
             return unsealed(self.source);
         }
         let error = self.doing("sealing the transaction");
@@ -194,6 +201,11 @@ impl DriverError {
                     problem: "the server holds another transaction than the one that was sealed".to_owned(),
                     source: Some(self.source),
                 })
+            }
+            // A deferred constraint of the application's: idem has none.
+            CommitOutcome::RolledBack if self.code == TAKEN => {
+                let Self { class, source, .. } = self;
+                CommitError::RolledBack(StoreError::Failed { doing: "committing", class, source })
             }
             CommitOutcome::RolledBack => CommitError::RolledBack(self.doing("committing")),
         }
@@ -255,6 +267,21 @@ pub async fn is_pooled(driver: &impl PostgresDriver) -> Result<bool, StoreError>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A55: a statement of idem's own that met a row of its key runs again, whatever it inserts. Where the error is a handler's, or of a
+    /// deferred constraint of the application's, it stays what it was.
+    #[test]
+    fn a55_only_idems_own_statements_run_again_for_a_row_that_was_first() {
+        let taken = || DriverError::new(TAKEN, ErrorClass::Permanent, std::io::Error::other("taken"));
+        let limits = AppendLimits { lock: "0", statement: "0", may_append: true };
+        let ClaimError::Store(claimed) = taken().claiming() else { panic!("it is no wait") };
+        for error in [claimed, taken().doing("storing a dead letter"), taken().appending(limits)] {
+            assert_eq!(error.class(), ErrorClass::RunUnitAgain, "{error:?}");
+        }
+        let CommitError::RolledBack(committed) = taken().committing() else { panic!("the server says why") };
+        assert_eq!(committed.class(), ErrorClass::Permanent, "{committed:?}");
+        assert!(matches!(taken().sealing(), StoreError::Unsealed { .. }));
+    }
 
     /// W139: the contexts of PostgreSQL 14 to 18, in three languages, and others that an error may have.
     #[test]

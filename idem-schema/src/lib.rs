@@ -73,5 +73,5 @@ pub use crate::{
         CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report,
         refused_parameter,
     },
-    verify::{SchemaFacts, SchemaProblem, verify_schema},
+    verify::{SchemaFacts, SchemaProblem, SequenceBehind, verify_schema},
 };

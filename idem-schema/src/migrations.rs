@@ -40,9 +40,10 @@ impl Dialect {
 /// [`Migrator`] is the one that stores use; it is written down for scripts.
 ///
 /// 1. Each migration runs in one transaction of its own, together with its row in `migrations`. In PostgreSQL that
-///    transaction first takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
-///    transaction mode loses a session's locks; in SQLite it begins with `BEGIN IMMEDIATE`.
-/// 2. Under the lock it runs [`MigrationStatements::bootstrap`], reads [`MigrationStatements::applied`] again and asks
+///    transaction first runs [`MigrationStatements::bootstrap`], again where another runner makes the same table meanwhile
+///    (23505, 42P06, 42P07), and then takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
+///    transaction mode loses a session's locks. In SQLite it begins with `BEGIN IMMEDIATE`.
+/// 2. Under the lock it reads [`MigrationStatements::applied`] again and asks
 ///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build may work on. So
 ///    two runners at once apply each migration once. It must run at READ COMMITTED, to see the migration that the lock
 ///    waited for.
@@ -252,12 +253,18 @@ pub struct MigrationStatements {
     /// Whether transactions are read only unless they say otherwise, and by whose word: see
     /// [`PostgresStatements::read_only_default`](crate::PostgresStatements::read_only_default). `None` for SQLite.
     pub fence: Option<String>,
-    /// Takes the lock that ends with the transaction. No parameters, one row to ignore. `None` for SQLite, whose
-    /// `BEGIN IMMEDIATE` is the lock.
+    /// Takes the lock that ends with the transaction: that of the `migrations` table, which its owner alone may take. Several
+    /// statements, by the simple protocol. `None` for SQLite, whose `BEGIN IMMEDIATE` is the lock.
     pub lock: Option<String>,
+    /// Who has the lock now. No parameters. Result, a row a session: `pid int4`, `login text`, `application text`. `None` for
+    /// SQLite.
+    pub holder: Option<String>,
     /// Limits how long this transaction waits for a lock, and makes the schema and the `migrations` table if they are
     /// missing; several statements, by the simple protocol.
     pub bootstrap: String,
+    /// Sets sequences that are behind the rows of their columns forward. No parameters. Result, a row a sequence: the columns of
+    /// [`sequences_behind`](crate::PostgresStatements::sequences_behind). `None` for SQLite, which looks at its rows.
+    pub catch_up: Option<String>,
     /// Result: a row a migration, oldest first: `version` int4 (SQLite: integer), `name` text, `checksum` text,
     /// `oldest_worker` text.
     pub applied: String,
@@ -276,21 +283,27 @@ impl MigrationStatements {
             Dialect::Sqlite => SQLITE_RUNNER,
         }
         .map(|template| dialect.render(template, schema));
-        let fence = match dialect {
-            Dialect::Postgres => Some(PostgresStatements::new(schema).read_only_default.to_string()),
-            Dialect::Sqlite => None,
+        let [fence, holder, catch_up] = match dialect {
+            Dialect::Postgres => [
+                Some(PostgresStatements::new(schema).read_only_default.to_string()),
+                Some(dialect.render(HOLDER, schema)),
+                Some(dialect.render(CATCH_UP, schema)),
+            ],
+            Dialect::Sqlite => [None, None, None],
         };
-        Self { fence, lock: (!lock.is_empty()).then_some(lock), bootstrap, applied, record, forget }
+        Self { fence, lock: (!lock.is_empty()).then_some(lock), holder, bootstrap, catch_up, applied, record, forget }
     }
 }
 
 const POSTGRES_RUNNER: [&str; 5] = [
-    "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('idem:migrations:{schema}', 0))",
-    // Every worker queues behind a migration that waits for a lock, so it waits no longer than this and is run again.
-    //
+    // An advisory lock is open to any login of the database, also to one that has no right on the schema (S51). This mode keeps out other
+    // runners and no reader, and none of its kind can be taken without a right to write. Every worker queues behind a migration that
+    // waits for a lock, so a migration waits for a shorter time than its runner, and is run again.
+    "LOCK TABLE {schema}.migrations IN SHARE ROW EXCLUSIVE MODE;
+SET LOCAL lock_timeout = '2s'",
     // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
-    // migrator that was given an existing schema has no such right. The lock makes the check safe.
-    "SET LOCAL lock_timeout = '2s';
+    // migrator that was given an existing schema has no such right.
+    "SET LOCAL lock_timeout = '4s';
 DO $idem$
 BEGIN
     IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN
@@ -310,6 +323,21 @@ CREATE TABLE IF NOT EXISTS {schema}.migrations (
      VALUES ($1::int4, $2::text, $3::text, $4::text)",
     "DELETE FROM {schema}.migrations WHERE version = $1::int4",
 ];
+
+/// The sessions that keep the lock from a runner: those with any mode that it conflicts with.
+const HOLDER: &str = "\
+SELECT a.pid, coalesce(a.usename::text, '') AS login, coalesce(a.application_name, '') AS application
+FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.relation = pg_catalog.to_regclass('{schema}.migrations')::oid AND l.granted
+    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
+    AND l.mode NOT IN ('AccessShareLock', 'RowShareLock') AND l.pid <> pg_catalog.pg_backend_pid()
+ORDER BY a.pid LIMIT 1";
+
+/// A value that another session draws meanwhile is not given again. The function is there after the migrations.
+const CATCH_UP: &str = "\
+SELECT b.table_name, b.sequence_name, b.next_value, b.highest,
+    pg_catalog.setval(b.sequence_name::regclass, greatest(b.highest, pg_catalog.nextval(b.sequence_name::regclass))) AS now
+FROM {schema}.sequences_behind() AS b";
 
 const SQLITE_RUNNER: [&str; 5] = [
     "",

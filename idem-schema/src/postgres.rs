@@ -380,6 +380,10 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// one row: `version int4`, `oldest_worker text`.
     schema_version: "SELECT version, oldest_worker FROM {schema}.migrations ORDER BY version DESC LIMIT 1";
 
+    /// The sequences that are behind the rows of their columns. Run it only where `schema_facts` reports the function. No parameters.
+    /// Result, a row a sequence: `table_name text`, `sequence_name text`, quoted and with its schema, `next_value int8`, `highest int8`.
+    sequences_behind: "SELECT table_name, sequence_name, next_value, highest FROM {schema}.sequences_behind()";
+
     /// Writes the events of a unit. The numbers are drawn first and given by rank, so that the rows come sorted and nothing is kept
     /// or sorted here: functions in FROM, and a sort of whole rows, cost the server more than they are worth.
     ///

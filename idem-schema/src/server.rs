@@ -360,6 +360,13 @@ impl ServerFacts {
     }
 }
 
+/// A session as an operator finds it, from the columns `pid int4`, `login text` and `application text`.
+pub(crate) fn session(row: &Row) -> Result<String, StoreError> {
+    let (pid, login, application): (i32, &str, &str) = (row.get("pid")?, row.get("login")?, row.get("application")?);
+    let printable = |text: &str| text.chars().filter(|c| !c.is_control()).take(100).collect::<String>();
+    Ok(format!("process {pid} (login {}, application {:?})", printable(login), printable(application)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;

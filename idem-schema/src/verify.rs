@@ -32,6 +32,8 @@ pub struct SchemaFacts {
     pub missing_privileges: Vec<String>,
     /// Whether ordinary triggers fire in this session (`session_replication_role` is not `replica`).
     pub triggers_fire: bool,
+    /// The sequences that are behind the rows of their columns.
+    pub sequences_behind: Vec<SequenceBehind>,
 }
 
 /// One thing about the schema that makes the guarantee impossible, and what to do about it.
@@ -75,7 +77,7 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 16] = [
+const FUNCTIONS: [&str; 17] = [
     "count_events(integer, text)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
@@ -89,10 +91,53 @@ const FUNCTIONS: [&str; 16] = [
     "refuse_unsealed_commit()",
     "remove_expired(text, bigint, bigint)",
     "retry_events(bigint[], text[], boolean)",
+    SEQUENCES_BEHIND,
     "server_identity()",
     "settle_events(integer, bigint[], text[], json)",
     "skip_events(bigint[], text[])",
 ];
+
+/// The function that compares sequences with the rows of their columns.
+pub(crate) const SEQUENCES_BEHIND: &str = "sequences_behind()";
+
+/// A sequence whose next value a row of its column has already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceBehind {
+    /// The table, without its schema.
+    pub table: String,
+    /// The sequence, quoted and with its schema.
+    pub sequence: String,
+    /// The value that it gives next.
+    pub next: i64,
+    /// The highest value in the table.
+    pub highest: i64,
+}
+
+impl SequenceBehind {
+    /// Whether a worker cannot do its bookkeeping without it. The other sequences are not drawn from, or give no key, and any worker may
+    /// write the rows beside them: `idem doctor` warns of those.
+    fn stops_workers(&self) -> bool {
+        matches!(self.table.as_str(), "audit" | "dead_letters" | "worker_runs")
+    }
+
+    fn problem(&self, schema: &SchemaName) -> SchemaProblem {
+        let Self { table, sequence, next, highest } = self;
+        SchemaProblem {
+            problem: format!(
+                "the sequence {sequence} gives {next} next, and {}.{table} has rows up to {highest}, as after a logical replication or a \
+                 restore of the rows alone",
+                schema.quoted()
+            ),
+            cure: format!("{}, or SELECT setval('{sequence}', {highest})", migrate(schema)),
+        }
+    }
+
+    /// The refusal of a database with these, which names each sequence and the cure.
+    #[must_use]
+    pub fn refusal(schema: &SchemaName, behind: &[Self]) -> StoreError {
+        SchemaProblem::refusal(&behind.iter().map(|sequence| sequence.problem(schema)).collect::<Vec<_>>())
+    }
+}
 
 /// The cure of a schema that lacks something. The command has a schema of its own by default, which need not be the worker's.
 fn migrate(schema: &SchemaName) -> String {
@@ -116,6 +161,8 @@ pub fn verify_schema(facts: &SchemaFacts) -> Result<(), Vec<SchemaProblem>> {
         check_seal(facts, &mut problems);
         check_suppressors(facts, &mut problems);
         check_privileges(facts, &mut problems);
+        let behind = facts.sequences_behind.iter().filter(|sequence| sequence.stops_workers());
+        problems.extend(behind.map(|sequence| sequence.problem(&facts.schema)));
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }

@@ -3,6 +3,8 @@
 use std::{error::Error, future::Future, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+use idem_schema::MigrateError;
 use idem_schema::SchemaName;
 use tokio::time::Instant;
 
@@ -143,16 +145,50 @@ impl<'s> DatabaseSettings<'s> {
     }
 }
 
-/// The lock that serializes creating tables: two `CREATE TABLE IF NOT EXISTS` of one table at once fail, one of them with a
-/// unique violation in a catalogue. The bytes of `idem_svc`.
+/// The error of the store itself, which says whether another try can go better.
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
-const TABLES_LOCK: i64 = 0x6964_656d_5f73_7663;
+fn migrated(done: Result<Vec<u32>, MigrateError>) -> Result<(), BoxError> {
+    match done {
+        Ok(_) => Ok(()),
+        Err(MigrateError::Store(error)) => Err(error.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How often an application's tables are created, where other processes create them at the same time.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+const TABLES_TRIES: usize = 10;
+
+/// Creates an application's tables on PostgreSQL. `CREATE TABLE IF NOT EXISTS` looks before it creates, so of two at once one fails with
+/// the row of the other in a catalogue, and then runs again. An advisory lock would be open to any login of the database (S51).
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+async fn create_tables<S: Store, F: Future<Output = Result<(), BoxError>> + Send>(
+    run: impl Fn() -> F + Send,
+) -> Result<(), BoxError> {
+    for _ in 1..TABLES_TRIES {
+        match run().await {
+            Err(error) if is_made_meanwhile::<S>(&*error) => {}
+            done => return done,
+        }
+    }
+    run().await
+}
 
 /// The statements that create an application's tables on PostgreSQL.
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
 fn postgres_tables(tables: &str) -> String {
-    format!("BEGIN READ WRITE; SELECT pg_catalog.pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT")
+    format!("BEGIN READ WRITE; {tables}; COMMIT")
 }
+
+/// Whether another session was first to make the same table, schema, type, function or grant.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+fn is_made_meanwhile<S: Store>(error: &(dyn Error + 'static)) -> bool {
+    let code = chain(error).find_map(S::code);
+    matches!(code.as_deref(), Some("23505" | "42P06" | "42P07" | "42710" | "42723" | "XX000"))
+}
+
+/// How long the first try may take at least, however short the start-up time-out is: a connection over a slow network.
+const FIRST_TRY: Duration = Duration::from_secs(6);
 
 /// Tries something with a database again and again while it cannot be reached, until the start-up time-out. `None`
 /// where the stop came first.
@@ -166,31 +202,51 @@ where
 {
     let begun = Instant::now();
     let pauses = RetryPolicy::default().max(Duration::from_secs(5));
-    let mut tries = 0;
+    let (mut tries, mut is_outage) = (0, true);
+    let mut text =
+        "no answer came in time: the server does not answer, or a statement waits for a lock, which pg_locks shows"
+            .to_owned();
     loop {
+        let left = limit.saturating_sub(begun.elapsed());
+        let within = if tries == 0 { left.max(FIRST_TRY) } else { left };
         let done = tokio::select! {
-            done = attempt() => done,
+            done = tokio::time::timeout(within, attempt()) => done,
             () = stop.cancelled() => return Ok(None),
         };
-        let error = match done {
-            Ok(done) => return Ok(Some(done)),
-            Err(error) => error,
-        };
-        let text = store::describe::<S>(&*error);
-        if is_final::<S>(&*error) {
-            return Err(Failure::refused(text));
+        match done {
+            Ok(Ok(done)) => return Ok(Some(done)),
+            Ok(Err(error)) => {
+                text = store::describe::<S>(&*error);
+                if is_final::<S>(&*error) {
+                    return Err(Failure::refused(text));
+                }
+                is_outage = is_out::<S>(&*error);
+            }
+            // The error of the try before says why, if there was one.
+            Err(_too_long) => {}
         }
         let left = limit.saturating_sub(begun.elapsed());
         if left.is_zero() {
-            let line = format!("the database could not be reached for {limit:?}: {text}");
+            let was = if is_outage { "could not be reached" } else { "was not ready" };
+            let line = format!("the database {was} for {limit:?}: {text}");
             return Err(Failure::new(Exit::Unreachable, line));
         }
         tries += 1;
-        tracing::warn!(error = text, "the database cannot be reached yet");
+        let is = if is_outage { "cannot be reached" } else { "is not ready" };
+        tracing::warn!(error = text, "the database {is} yet");
         tokio::select! {
             () = tokio::time::sleep(pauses.backoff(tries, 1.0).min(left)) => {}
             () = stop.cancelled() => return Ok(None),
         }
+    }
+}
+
+/// Whether the database cannot be reached, in contrast to one that answers and cannot serve this now.
+fn is_out<S: Store>(error: &(dyn Error + 'static)) -> bool {
+    match chain(error).find_map(|link| link.downcast_ref::<StoreError>()) {
+        Some(StoreError::Failed { .. }) => false,
+        Some(error) => error.class() == ErrorClass::Infrastructure,
+        None => S::classify(error) == Some(ErrorClass::Infrastructure),
     }
 }
 

@@ -81,4 +81,8 @@ impl MigrationConnection for Migrating {
     fn store_error(doing: &'static str, error: Error) -> StoreError {
         error::store(doing, error)
     }
+
+    fn sqlstate(error: &Error) -> Option<String> {
+        error::sqlstate(error)
+    }
 }

@@ -170,7 +170,10 @@ impl Store for PostgresStore {
             Ok(answers) => return Ok(answers.iter().any(is_insert)),
             Err(source) => error::claiming(source),
         };
-        if let ClaimError::Store(error) = error {
+        // In a conflict with another transaction the key was that one's.
+        if let ClaimError::Store(error) = error
+            && error.class() != ErrorClass::RunUnitAgain
+        {
             return Err(error);
         }
         client.batch_execute("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;

@@ -60,7 +60,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('nothing in a table %L expires', kind);
     END IF;
     removed := 0;
-    elected := pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0));
+    -- A row that every migrated schema has, and that the owner alone may lock: an advisory lock is open to any login (S51).
+    PERFORM FROM {schema}.migrations WHERE version = 1 FOR UPDATE SKIP LOCKED;
+    elected := FOUND;
     IF elected THEN
         IF kind = 'processed_messages' THEN
             with_answers := EXISTS (SELECT FROM {schema}.processed_results);
@@ -79,6 +81,7 @@ BEGIN
 END
 $idem$;
 
+DROP FUNCTION {schema}.sequences_behind();
 DROP INDEX {schema}.idx_processed_results_answer_until;
 ALTER TABLE {schema}.processed_results DROP COLUMN reference;
 ALTER TABLE {schema}.processed_results DROP COLUMN answer_until;

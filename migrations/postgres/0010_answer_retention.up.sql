@@ -1,4 +1,4 @@
--- Answers may be kept for a shorter time than the records of their keys. Never edited once released: a change is a new migration.
+-- Answers may be kept for a shorter time than the records of their keys; and sequences are compared with their rows. Never edited once released: a change is a new migration.
 
 -- Until when the answer is kept, where that is before its record goes; NULL where it goes with the record, and behind its end.
 ALTER TABLE {schema}.processed_results ADD COLUMN answer_until timestamptz;
@@ -54,7 +54,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('nothing in a table %L expires', kind);
     END IF;
     removed := 0;
-    elected := pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0));
+    -- A row that every migrated schema has, and that the owner alone may lock: an advisory lock is open to any login (S51).
+    PERFORM FROM {schema}.migrations WHERE version = 1 FOR UPDATE SKIP LOCKED;
+    elected := FOUND;
     IF elected AND kind = 'processed_results' THEN
         -- 2 says to releases that know no more that it was erased, which is the same to them.
         UPDATE {schema}.processed_results AS r SET kind = r.kind | 6::smallint, content_type = NULL, headers = NULL, body = '',
@@ -80,9 +82,47 @@ BEGIN
 END
 $idem$;
 
--- Where the group roles are there already, cleanup goes on before their script is run again.
+-- Sequences that are behind the rows of their columns, as after a logical replication or a restore of the rows alone: the next
+-- value is one that a row has already. It is STABLE, so that it sees no row that came after its look at a sequence. The numbers of
+-- consumers, payload hashes and destinations from 2^30 on are drawn from names. An index serves each look, and finds nothing as a rule.
+CREATE FUNCTION {schema}.sequences_behind()
+    RETURNS TABLE (table_name text, sequence_name text, next_value bigint, highest bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    rows_from text;
+    drawn text;
+BEGIN
+    FOR table_name, drawn, rows_from IN SELECT * FROM (VALUES
+        ('audit', 'id', '{schema}.audit AS t WHERE t.id >= $1'),
+        ('dead_letters', 'id', '{schema}.dead_letters AS t WHERE t.id >= $1'),
+        ('worker_runs', 'id', '{schema}.worker_runs AS t WHERE t.id >= $1'),
+        ('consumers', 'id', '{schema}.consumers AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('payload_hashes', 'id', '{schema}.payload_hashes AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('outbox_destinations', 'id', '{schema}.outbox_destinations AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('outbox', 'number', '{schema}.outbox_destinations AS d CROSS JOIN LATERAL ('
+            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state = 0 AND o.number >= $1 UNION ALL '
+            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state <> 0 AND o.number >= $1) AS t (number)')
+    ) AS asked LOOP
+        sequence_name := pg_get_serial_sequence('{schema}.' || table_name, drawn);
+        EXECUTE 'SELECT s.last_value + s.is_called::int FROM ' || sequence_name || ' AS s' INTO next_value;
+        EXECUTE format('SELECT max(t.%I) FROM ', drawn) || rows_from INTO highest USING next_value;
+        IF highest IS NOT NULL THEN
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END
+$idem$;
+
+REVOKE ALL ON FUNCTION {schema}.sequences_behind() FROM PUBLIC;
+
+-- Where the group roles are there already, workers and cleanup go on before their script is run again.
 DO $idem$
 BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
+        GRANT EXECUTE ON FUNCTION {schema}.sequences_behind() TO idem_worker;
+    END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_cleanup') THEN
         GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;
     END IF;

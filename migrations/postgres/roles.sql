@@ -62,12 +62,14 @@ ALTER FUNCTION {schema}.retry_events(bigint[], text[], boolean) OWNER TO idem_mi
 ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.skip_events(bigint[], text[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_results(int[], uuid[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.sequences_behind() OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
 -- The worker. It can neither change nor delete a record: deleting one permits a second effect.
-GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes,
-    {schema}.worker_runs TO idem_worker;
+GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes TO idem_worker;
+-- Ids come from sequences alone: a row with the highest one would end its sequence, and keep every worker from starting.
+GRANT SELECT, INSERT (host, process, version) ON {schema}.worker_runs TO idem_worker;
 -- Its lines of the trail carry its login and the server's time, which are not its to say.
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
@@ -75,7 +77,9 @@ GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_
 -- Workers of the release before still count in attempts.
 GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
-GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
+GRANT SELECT, INSERT (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts, error, payload,
+    payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint),
+    UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
     replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 -- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
 -- owner's do.
@@ -89,7 +93,7 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
     {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean), {schema}.skip_events(bigint[], text[]),
     {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
-    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
+    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind() TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

@@ -135,3 +135,17 @@ SELECT 'error', pg_catalog.format('the role idem_cleanup may delete from %s, als
 FROM pg_catalog.pg_class AS kept
 WHERE kept.relnamespace = '{schema}'::regnamespace::oid AND kept.relkind = 'r' AND pg_catalog.to_regrole('idem_cleanup') IS NOT NULL
     AND pg_catalog.has_table_privilege(pg_catalog.to_regrole('idem_cleanup')::oid, kept.oid, 'DELETE')
+UNION ALL
+-- The other sequences keep a worker from starting, which is told before.
+SELECT 'warning', pg_catalog.format('the sequence %s gives %s next, and the table %s has rows up to %s: events may overtake older ones, or an '
+        'import fails', b.sequence_name, b.next_value, b.table_name, b.highest),
+    pg_catalog.format('Run idem migrate up, or SELECT setval(%L, %s)', b.sequence_name, b.highest)
+FROM {schema}.sequences_behind() AS b
+UNION ALL
+SELECT 'warning', pg_catalog.format('the index %s on %s is not valid: a CREATE INDEX or REINDEX CONCURRENTLY was cancelled, or still runs. Of '
+        'two transactions that insert one key at once, the later one runs again', i.relname, t.relname),
+    CASE WHEN i.relname::text ~ '_cc(new|old)[0-9]*$'::text THEN
+        pg_catalog.format('Once none runs (pg_stat_progress_create_index), run DROP INDEX CONCURRENTLY {schema}.%I', i.relname)
+    ELSE pg_catalog.format('Once none runs (pg_stat_progress_create_index), run REINDEX INDEX CONCURRENTLY {schema}.%I', i.relname) END
+FROM pg_catalog.pg_index AS x JOIN pg_catalog.pg_class AS i ON i.oid = x.indexrelid JOIN pg_catalog.pg_class AS t ON t.oid = x.indrelid
+WHERE t.relnamespace = '{schema}'::regnamespace::oid AND NOT (x.indisvalid AND x.indisready AND x.indislive)

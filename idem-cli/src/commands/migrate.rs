@@ -24,15 +24,32 @@ pub(crate) async fn run(target: &Target, command: Migrate) -> Result<Report, Fai
 }
 
 async fn up(target: &Target) -> Result<Report, Failure> {
+    let behind = sequences_behind(target).await?;
     let applied = database::store(target)?.migrate().await?;
     let schema = &target.schema;
-    if applied.is_empty() {
-        return Ok(Report::said(format!("schema {schema} is up to date")));
-    }
-    let report = applied.iter().fold(Report::new(), |report, version| {
-        report.line(format!("schema {schema}: migration {version} was applied"))
+    let report = behind.rows().iter().fold(Report::new(), |report, row| {
+        let (sequence, next, highest) = (row.text("sequence_name"), row.number("next_value"), row.number("highest"));
+        report.line(format!(
+            "sequence {sequence} gave {next} next, and its table has rows up to {highest}: it was set forward"
+        ))
     });
+    if applied.is_empty() {
+        return Ok(report.line(format!("schema {schema} is up to date")));
+    }
+    let report = applied
+        .iter()
+        .fold(report, |report, version| report.line(format!("schema {schema}: migration {version} was applied")));
     Ok(report.line("Roles and their rights: idem migrate print --roles | psql -1 \"$DATABASE_URL\""))
+}
+
+/// The sequences that a migration sets forward, because they are behind their rows.
+async fn sequences_behind(target: &Target) -> Result<Table, Failure> {
+    let mut database = Database::open(target).await?;
+    let exists = "SELECT pg_catalog.count(*) FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('{schema}.sequences_behind()')::oid";
+    match database.number(exists, &[]).await? {
+        0 => Ok(Table::default()),
+        _ => database.table("SELECT sequence_name, next_value, highest FROM {schema}.sequences_behind()", &[]).await,
+    }
 }
 
 async fn down(target: &Target, is_yes: bool) -> Result<Report, Failure> {
@@ -92,7 +109,7 @@ fn script(schema: &SchemaName) -> String {
         );
         // Writing to a String cannot fail.
         let _ =
-            write!(script, "BEGIN;\n{lock};\n{}\n{}\n{record}\nCOMMIT;\n", statements.bootstrap, migration.up(schema));
+            write!(script, "BEGIN;\n{}\n{lock};\n{}\n{record}\nCOMMIT;\n", statements.bootstrap, migration.up(schema));
     }
     script
 }

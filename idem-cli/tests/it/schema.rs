@@ -115,6 +115,64 @@ async fn cleanup_as_a_script_removes_the_same() {
     fixture.drop().await;
 }
 
+/// C16: a cleanup that could not remove anything for another session's lock does not end well.
+#[tokio::test]
+async fn c16_cleanup_that_is_kept_from_its_lock_does_not_end_with_0() {
+    let fixture = with_expired(&["order-1"]).await;
+    let mut holder = fixture.admin.acquire().await.unwrap().detach();
+    sqlx::raw_sql("BEGIN; SELECT FROM migrations WHERE version = 1 FOR UPDATE").execute(&mut holder).await.unwrap();
+    fixture.idem("cleanup").refused("holds the lock of cleanup for more than 15s and removes nothing: end it");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    fixture.idem("cleanup").ok();
+    assert_eq!(fixture.texts("SELECT count(*) FROM processed_messages").await, ["0"]);
+    drop(holder);
+    fixture.drop().await;
+}
+
+/// S52: a migration that waits for another session's lock ends, and says whose it is.
+#[tokio::test]
+async fn s52_migrate_up_names_the_session_that_holds_its_lock() {
+    let fixture = Fixture::new().await;
+    let mut holder = fixture.admin.acquire().await.unwrap().detach();
+    sqlx::raw_sql("BEGIN; LOCK TABLE migrations IN SHARE MODE").execute(&mut holder).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
+    let ended = fixture.idem("migrate up");
+    assert!(ended.status == 3 && ended.err.contains(&format!("process {pid} (login ")), "{ended:?}");
+    drop(holder);
+    fixture.drop().await;
+}
+
+/// A55, A56: the doctor names an index that is not valid, and a migration the sequences that it sets forward. A command that met such a
+/// sequence names the cure.
+#[tokio::test]
+async fn a55_a56_the_doctor_names_indexes_and_sequences_with_their_cures() {
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture
+        .run(
+            "CREATE UNIQUE INDEX processed_messages_pkey_ccnew ON processed_messages (consumer, key_id);
+            UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'processed_messages_pkey_ccnew'::regclass",
+        )
+        .await;
+    let found = format!("{:?}", fixture.idem("doctor"));
+    assert!(found.contains("processed_messages_pkey_ccnew on processed_messages is not valid"), "{found}");
+    assert!(found.contains("DROP INDEX CONCURRENTLY"), "{found}");
+    fixture.run("DROP INDEX processed_messages_pkey_ccnew").await;
+    fixture
+        .run(
+            "INSERT INTO audit (who, action) SELECT 'x', 'x' FROM generate_series(1, 20);
+            ALTER SEQUENCE audit_id_seq RESTART WITH 1",
+        )
+        .await;
+    let cure = "audit_id_seq', 2";
+    fixture.idem("consumers pause orders --reason x").refused(cure);
+    let found = format!("{:?}", fixture.idem("doctor"));
+    assert!(found.contains(cure) && found.contains("idem migrate up"), "{found}");
+    assert!(fixture.idem("migrate up").ok().contains("audit_id_seq gave 4 next"), "the pause has tried three times");
+    fixture.idem("consumers pause orders --reason x").ok();
+    fixture.drop().await;
+}
+
 #[tokio::test]
 async fn retention_of_existing_records_is_rewritten_as_a_claim_would() {
     let fixture = Fixture::new().await;

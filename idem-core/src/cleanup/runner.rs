@@ -25,6 +25,12 @@ const FAILED_CYCLES_MAX: u32 = 10;
 /// trail, and no table grows by a line a step.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 
+/// How long a cleaner's transaction may last beyond its step, before the server or the cleaner ends it.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The waits between looks at the session that keeps others from removing: the first one, and the longest.
+const LOOKS_AT_HOLDER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
 /// How long a stop waits for the step in hand: one that is dropped may have been committed, and nobody would know its rows.
 const STOPS_WITHIN: Duration = Duration::from_secs(3);
 
@@ -207,6 +213,9 @@ impl Cleanup {
 
     pub(super) async fn next_cycle(&mut self) {
         match self.cycle_if_due().await {
+            Ok(Some(report)) if report.elsewhere => {
+                tracing::info!(rows = report.rows(), "another cleaner is at work, and the rest was left to it");
+            }
             Ok(Some(report)) => tracing::info!(rows = report.rows(), removed = %report, "cleanup is done"),
             Ok(None) => tracing::debug!("another cleaner has done this cycle"),
             Err(error) => {
@@ -228,7 +237,7 @@ impl Cleanup {
         let is_done = |ago| ago < self.settings.every / 2;
         match last {
             Ok(Some(last)) if is_done(last.ago) => {
-                self.end_cycle(true).await;
+                self.end_cycle(true, true).await;
                 Ok(None)
             }
             Ok(_) => {
@@ -236,7 +245,7 @@ impl Cleanup {
                 self.cycle_into(&mut report).await.map(|()| Some(report))
             }
             Err(error) => {
-                self.end_cycle(false).await;
+                self.end_cycle(false, false).await;
                 Err(error)
             }
         }
@@ -276,12 +285,34 @@ impl Cleanup {
 
     async fn cycle_into(&mut self, report: &mut CleanupReport) -> Result<(), StoreError> {
         self.noted_at = Instant::now();
-        let removed = self.remove_all(report).await;
+        let mut removed = self.remove_all(report).await;
+        if removed.is_ok() && report.elsewhere {
+            removed = self.await_cleaner().await;
+        }
         report.part = removed.is_err() || report.elsewhere || self.stopping.is_cancelled();
         self.unnoted.unfinished.clone_from(&report.unfinished);
         self.note(report.part).await;
-        self.end_cycle(removed.is_ok()).await;
+        // The rows wait as long, whoever keeps them from being removed.
+        self.end_cycle(removed.is_ok(), removed.is_ok() || report.elsewhere).await;
         removed
+    }
+
+    /// Waits until the session that removes has ended its step. One that holds on for longer than a step may take removes nothing: a
+    /// cycle that left the rest to it would seem to be done, and so would each cycle after it.
+    async fn await_cleaner(&mut self) -> Result<(), StoreError> {
+        let Some(holder) = self.cleaner.holder().await? else { return Ok(()) };
+        let (stopping, patience) = (self.stopping.clone(), 2 * self.settings.step_timeout + ENDS_WITHIN);
+        let (begun, (mut pace, longest)) = (Instant::now(), LOOKS_AT_HOLDER);
+        while begun.elapsed() < patience {
+            if stopping.run_until_cancelled(tokio::time::sleep(pace)).await.is_none()
+                || self.cleaner.holder().await?.as_ref() != Some(&holder)
+            {
+                return Ok(());
+            }
+            pace = (2 * pace).min(longest);
+        }
+        let text = format!("{holder} holds the lock of cleanup for more than {patience:?} and removes nothing: end it");
+        Err(StoreError::failed("removing expired rows", ErrorClass::Transient, text))
     }
 
     /// Writes down what was removed since the last line, if anything or if a cycle is over.
@@ -309,9 +340,8 @@ impl Cleanup {
     }
 
     /// Looks how far behind cleanup is, and lets the connection go.
-    async fn end_cycle(&mut self, succeeded: bool) {
-        let looks = succeeded && !self.stopping.is_cancelled();
-        let backlog = if looks { self.cleaner.backlog().await.ok() } else { None };
+    async fn end_cycle(&mut self, succeeded: bool, looks: bool) {
+        let backlog = if looks && !self.stopping.is_cancelled() { self.cleaner.backlog().await.ok() } else { None };
         self.cleaner.rest().await;
         let mut state = self.view.lock();
         state.failed_cycles = if succeeded { 0 } else { state.failed_cycles.saturating_add(1) };

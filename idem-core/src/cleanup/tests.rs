@@ -57,6 +57,8 @@ struct Scripted {
     /// How long a step takes.
     takes: Duration,
     elsewhere: bool,
+    /// How often the session that removes stays the same.
+    held: u32,
     /// Whether its role may not delete.
     is_worker: bool,
 }
@@ -98,6 +100,11 @@ impl Cleaner for Scripted {
 
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {
         Ok(self.last.clone())
+    }
+
+    async fn holder(&mut self) -> Result<Option<String>, StoreError> {
+        self.held = self.held.saturating_sub(1);
+        Ok(Some(format!("process 7, step {}", u32::from(self.held == 0))))
     }
 
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
@@ -183,13 +190,29 @@ async fn a_cycle_that_another_has_just_done_is_left_out() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_cycle_ends_where_another_cleaner_is_at_work_and_is_not_written_down() {
-    let cleaner = Scripted { expired: 5, elsewhere: true, ..Scripted::default() };
+    let cleaner = Scripted { expired: 5, elsewhere: true, held: 2, ..Scripted::default() };
     let (sizes, noted) = (Arc::clone(&cleaner.sizes), Arc::clone(&cleaner.noted));
     let report = cleanup(cleaner, 1_000, 10).cycle().await.unwrap();
     assert!(report.elsewhere && report.rows() == 0);
     assert_eq!((sizes.lock().unwrap().len(), noted.lock().unwrap().len()), (1, 0));
+}
+
+/// C16: another session holds the lock of cleanup and removes nothing. A cycle is not done by that, and the lag is measured.
+#[tokio::test(start_paused = true)]
+async fn c16_a_session_that_holds_the_lock_and_removes_nothing_fails_the_cycle() {
+    for (held, is_cleaner) in [(3, true), (10, true), (1_000, false)] {
+        let cleaner = Scripted { expired: 5, elsewhere: true, held, ..Scripted::default() };
+        let mut cleanup = cleanup(cleaner, 1_000, 10);
+        let ended = cleanup.cycle().await;
+        assert_eq!(ended.is_ok(), is_cleaner, "{held}: {ended:?}");
+        let state = cleanup.view().state();
+        assert_eq!((state.failed_cycles, state.backlog.unwrap().lag), (u32::from(!is_cleaner), Duration::from_secs(5)));
+        let Err(error) = ended else { continue };
+        let text = std::error::Error::source(&error).unwrap().to_string();
+        assert!(text.contains("process 7") && text.contains("holds the lock of cleanup for more than 15s"), "{text}");
+    }
 }
 
 /// C15: of a long cycle no more than a minute's rows are ever without a line, and its lines add up to what it removed, also

@@ -2,10 +2,11 @@
 
 use idem_core::StoreError;
 
+use super::sequences;
 use crate::{
     driver::{BookkeepingDriver as _, PostgresDriver, refused_login, row},
     server::ServerFacts,
-    verify::{SchemaFacts, SchemaProblem, verify_schema},
+    verify::{SEQUENCES_BEHIND, SchemaFacts, SchemaProblem, verify_schema},
 };
 
 pub(crate) async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
@@ -52,6 +53,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
         functions: row.get("functions")?,
         missing_privileges: row.get("missing_privileges")?,
         triggers_fire: row.get("triggers_fire")?,
+        sequences_behind: Vec::new(),
     };
     // Without these rights the version cannot be read, and the missing right is the problem to report.
     let is_closed = |privilege: &String| privilege.starts_with("USAGE") || privilege == "SELECT on migrations";
@@ -66,6 +68,10 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
     {
         facts.version = u32::try_from(row.get::<i32>("version")?).ok();
         facts.oldest_worker = row.get("oldest_worker")?;
+    }
+    // Without the function or the right to it, that is the problem to report.
+    if facts.functions.iter().any(|function| function == SEQUENCES_BEHIND) && facts.missing_privileges.is_empty() {
+        facts.sequences_behind = sequences::behind(driver).await?;
     }
     Ok(facts)
 }

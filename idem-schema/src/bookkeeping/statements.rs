@@ -34,7 +34,7 @@ OVERRIDING SYSTEM VALUE
 SELECT free.id::int4, $1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8::float8 * interval '1 microsecond'
 FROM pg_catalog.unnest($8::int8[]) WITH ORDINALITY AS free (id, place)
 WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
-ON CONFLICT DO NOTHING RETURNING id";
+ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 
     /// The present name of a consumer that had this name at first. Parameter: 1 name `text`. Result: `name text`, or no row.
     select_renamed: "\
@@ -60,7 +60,7 @@ CROSS JOIN (
     SELECT asked.id FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS asked (id, place)
     WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = asked.id) ORDER BY asked.place LIMIT 1
 ) AS free
-ON CONFLICT DO NOTHING RETURNING id";
+ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 
     /// Fills in the parts that no start had named, and goes over to another hash rule. It never changes a bound part: a
     /// race that was lost answers no row, and the start has to compare again.
@@ -92,7 +92,7 @@ WHERE c.id = $1::int4 AND (c.retention IS DISTINCT FROM asked.retention
 INSERT INTO {schema}.payload_hashes (id, rule) OVERRIDING SYSTEM VALUE
 SELECT free.id::int4, $1::text FROM pg_catalog.unnest($2::int8[]) WITH ORDINALITY AS free (id, place)
 WHERE NOT EXISTS (SELECT FROM {schema}.payload_hashes AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
-ON CONFLICT DO NOTHING RETURNING id";
+ON CONFLICT (rule) DO NOTHING RETURNING id";
 
     /// Parameters: 1 host `text`, 2 process `int4`, 3 version `text`. Result: `id int4` and
     /// `server_now` in µs since the Unix epoch.
@@ -148,7 +148,7 @@ INSERT INTO {schema}.dead_letters (consumer, origin, last_origin, key_id, idempo
     ordering_key, identity, fingerprint)
 VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
     $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::bytea, $19::text)
-ON CONFLICT DO NOTHING
+ON CONFLICT (consumer, identity) DO NOTHING
 RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, copies,
     (extract(epoch FROM first_at) * 1000000::numeric)::int8 AS first_at,
     payload IS NOT NULL OR NOT has_payload AS payload_kept,

@@ -17,6 +17,9 @@ pub(super) struct CleanupStatements {
     pub(super) last: Arc<str>,
     /// Notes a cycle, or a part of one. Parameters: 1 who `text`, 2 details `text`, 3 action `text`. No result.
     pub(super) note: Arc<str>,
+    /// The session that removes now. No parameters. Result, no row where there is none: `pid int4`, `login text`, `application text`,
+    /// and `transaction text`, another one with each step.
+    pub(super) holder: Arc<str>,
     /// Whether this role may have the expired removed. No parameters. Result, one row: `may bool`.
     pub(super) may_delete: Arc<str>,
 }
@@ -30,6 +33,7 @@ impl CleanupStatements {
             count: Expiring::ALL.map(|kind| render(&of(COUNT, kind))),
             backlog: render(BACKLOG),
             last: render(LAST),
+            holder: render(HOLDER),
             note: render("INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, $3::text, $2::text)"),
             may_delete: render(
                 "SELECT pg_catalog.has_function_privilege('{schema}.remove_expired(text, bigint, bigint)', 'EXECUTE') AS may",
@@ -122,6 +126,14 @@ const LAST: &str = "\
 SELECT who, (extract(epoch FROM pg_catalog.now() - at) * 1000000::numeric)::int8 AS ago FROM {schema}.audit
 WHERE action = 'cleanup' ORDER BY id DESC LIMIT 1";
 
+/// The row that `remove_expired` locks has the transaction that locks it, which `pg_locks` finds the session of.
+const HOLDER: &str = "\
+SELECT a.pid, coalesce(a.usename::text, '') AS login, coalesce(a.application_name, '') AS application, m.xmax::text AS transaction
+FROM {schema}.migrations AS m
+JOIN pg_catalog.pg_locks AS l ON l.locktype = 'transactionid' AND l.transactionid = m.xmax AND l.granted
+JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+WHERE m.version = 1";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,8 +141,8 @@ mod tests {
     #[test]
     fn s6_every_statement_names_the_schema_quoted() {
         let statements = CleanupStatements::new(&SchemaName::new("select").unwrap());
-        let CleanupStatements { remove, count, backlog, last, note, may_delete } = &statements;
-        for text in remove.iter().chain(count).chain([backlog, last, note, may_delete]) {
+        let CleanupStatements { remove, count, backlog, last, holder, note, may_delete } = &statements;
+        for text in remove.iter().chain(count).chain([backlog, last, holder, note, may_delete]) {
             assert!(text.contains("\"select\"") && !text.contains('{') && !text.contains(';'), "{text}");
         }
     }

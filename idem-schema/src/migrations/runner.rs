@@ -2,13 +2,20 @@
 
 use std::{error::Error, future::Future};
 
-use idem_core::{BoxError, StoreError};
+use idem_core::{BoxError, ErrorClass, StoreError};
 
 use super::{
     AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS,
     pending_migrations, version_to_revert,
 };
-use crate::{driver::Parameter, name::SchemaName, row::Row, server::RoleDefault};
+use crate::{
+    bookkeeping::sequences,
+    driver::Parameter,
+    name::SchemaName,
+    row::Row,
+    server::{RoleDefault, session},
+    verify::SequenceBehind,
+};
 
 /// Why migrations did not run. Those that were applied before stay.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +57,32 @@ pub trait MigrationConnection: Send {
 
     /// The meaning of an error that is no migration's own.
     fn store_error(doing: &'static str, error: Self::Error) -> StoreError;
+
+    /// The SQLSTATE that a server gave with an error.
+    fn sqlstate(error: &Self::Error) -> Option<String> {
+        let _ = error;
+        None
+    }
 }
+
+/// Another session has the lock of migrations, or that of the schema's making.
+#[derive(Debug, thiserror::Error)]
+#[error("{holder} holds the lock of the migrations of schema {schema}: wait until it has ended, or end it")]
+struct LockHeldError {
+    holder: String,
+    schema: SchemaName,
+}
+
+/// How often the schema and its table of migrations are made, where another runner makes them at the same time.
+const BOOTSTRAPS_MAX: usize = 10;
+
+/// Whether another runner was first to make the schema or the table: both look before they make it.
+const MADE_MEANWHILE: [&str; 3] = ["23505", "42P06", "42P07"];
+
+/// A lock was not free in time.
+const NOT_FREE: &str = "55P03";
+
+const PREPARING: &str = "preparing the migration";
 
 /// Brings a schema to the version of this build, or takes its newest migration back, by the contract of [`Migration`].
 #[derive(Debug)]
@@ -129,13 +161,8 @@ impl<'s> Migrator<'s> {
 
     /// One migration in a transaction, with its row in the table of migrations.
     async fn step<C: MigrationConnection>(&self, connection: &mut C, way: Way) -> Result<Option<u32>, MigrateError> {
-        let preparing = |error| C::store_error("preparing the migration", error);
         let begin = self.begin(connection).await?;
-        connection.batch(begin).await.map_err(preparing)?;
-        if let Some(lock) = &self.statements.lock {
-            connection.batch(lock).await.map_err(preparing)?;
-        }
-        connection.batch(&self.statements.bootstrap).await.map_err(preparing)?;
+        self.begin_with_lock(connection, begin).await?;
         let applied = self.applied(connection).await?;
         let migration = match way {
             Way::Up => pending_migrations(self.known, &applied)?.first(),
@@ -145,10 +172,64 @@ impl<'s> Migrator<'s> {
             let (version, name) = (migration.version, migration.name);
             let failed = |error| MigrateError::Failed { version, name, source: Box::new(error) };
             self.change(connection, migration, way).await.map_err(failed)?;
+        } else if matches!(way, Way::Up) {
+            self.catch_up(connection).await?;
         }
         // Everything before has answered without an error, so this transaction can be committed.
         connection.batch("COMMIT").await.map_err(|error| C::store_error("committing the migration", error))?;
         Ok(migration.map(|migration| migration.version))
+    }
+
+    /// Begins a transaction, makes the table of migrations where it is missing, and takes its lock.
+    async fn begin_with_lock<C: MigrationConnection>(
+        &self,
+        connection: &mut C,
+        begin: &str,
+    ) -> Result<(), MigrateError> {
+        let preparing = |error| C::store_error(PREPARING, error);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            connection.batch(begin).await.map_err(preparing)?;
+            let mut done = connection.batch(&self.statements.bootstrap).await;
+            if let (Ok(()), Some(lock)) = (&done, &self.statements.lock) {
+                done = connection.batch(lock).await;
+            }
+            let Err(error) = done else { return Ok(()) };
+            let code = C::sqlstate(&error);
+            let is_made_meanwhile = code.as_deref().is_some_and(|code| MADE_MEANWHILE.contains(&code));
+            if is_made_meanwhile && tries < BOOTSTRAPS_MAX {
+                connection.batch("ROLLBACK").await.map_err(preparing)?;
+            } else if code.as_deref() == Some(NOT_FREE) {
+                return Err(self.held(connection).await.into());
+            } else {
+                return Err(preparing(error).into());
+            }
+        }
+    }
+
+    /// The lock was not free in time: the error names the session that has it.
+    async fn held<C: MigrationConnection>(&self, connection: &mut C) -> StoreError {
+        let holder = async {
+            connection.batch("ROLLBACK").await.ok()?;
+            let rows = connection.rows(self.statements.holder.as_deref()?, &[]).await.ok()?;
+            session(rows.first()?).ok()
+        };
+        let holder = holder.await.unwrap_or_else(|| "another session".to_owned());
+        StoreError::failed(PREPARING, ErrorClass::Infrastructure, LockHeldError { holder, schema: self.schema.clone() })
+    }
+
+    /// Sets sequences forward that are behind their rows, as after a restore of the rows alone.
+    async fn catch_up<C: MigrationConnection>(&self, connection: &mut C) -> Result<(), StoreError> {
+        // Migrations of a test's own, or those of a newer release, may make no such function.
+        let is_whole = self.known.len() == POSTGRES_MIGRATIONS.len();
+        let Some(text) = self.statements.catch_up.as_deref().filter(|_| is_whole) else { return Ok(()) };
+        let rows = connection.rows(text, &[]).await;
+        for row in rows.map_err(|error| C::store_error("comparing sequences with their rows", error))? {
+            let SequenceBehind { sequence, next, highest, .. } = sequences::read(&row)?;
+            tracing::warn!(sequence, next, highest, "a sequence was behind its rows, and was set forward");
+        }
+        Ok(())
     }
 
     /// How a transaction begins that may write, also where the role is read only by default.

@@ -101,6 +101,6 @@ fn a_gap_is_refused() {
 fn the_lock_is_scoped_to_the_transaction() {
     let schema = SchemaName::default();
     let lock = MigrationStatements::new(Dialect::Postgres, &schema).lock.unwrap();
-    assert!(lock.contains("pg_advisory_xact_lock"), "{lock}");
+    assert!(lock.contains("LOCK TABLE \"idem\".migrations"), "{lock}");
     assert_eq!(MigrationStatements::new(Dialect::Sqlite, &schema).lock, None);
 }

@@ -31,7 +31,7 @@ SELECT id, id_form, kind, message_bytes_max, is_structured FROM {schema}.outbox_
 INSERT INTO {schema}.outbox_destinations (id, name, id_form) OVERRIDING SYSTEM VALUE
 SELECT free.id::int4, $1::text, $2::text FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS free (id, place)
 WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
-ON CONFLICT DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured";
+ON CONFLICT (name) DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`, 4 for how many µs receivers recognise a
     /// copy `int8`, and what it takes: 5 kind `text` and 6 bytes of a message `int8`, or NULL, 7 whether it is structured `bool`. Result,

@@ -78,7 +78,7 @@ SELECT
         JOIN relations AS r ON r.name = wanted.name
         -- Some rights are given for the columns that a worker writes.
         WHERE NOT pg_catalog.has_table_privilege(r.oid, wanted.privilege)
-            AND NOT (wanted.name IN ('audit', 'dead_letters', 'outbox_destinations') AND wanted.privilege IN ('INSERT', 'UPDATE')
+            AND NOT (wanted.name IN ('audit', 'dead_letters', 'outbox_destinations', 'worker_runs') AND wanted.privilege IN ('INSERT', 'UPDATE')
                 AND pg_catalog.has_any_column_privilege(r.oid, wanted.privilege))
         UNION ALL
         SELECT pg_catalog.format('USAGE on %s', c.relname) FROM pg_catalog.pg_class AS c
@@ -91,7 +91,8 @@ SELECT
                 'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
                 'settle_events(integer, bigint[], text[], json)', 'retry_events(bigint[], text[], boolean)', 'skip_events(bigint[], text[])',
                 'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
-                'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)')
+                'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)',
+                'sequences_behind()')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

@@ -14,6 +14,7 @@ fn sound() -> SchemaFacts {
         functions: FUNCTIONS.map(str::to_owned).to_vec(),
         missing_privileges: Vec::new(),
         triggers_fire: true,
+        sequences_behind: Vec::new(),
     }
 }
 

@@ -33,13 +33,20 @@ impl Database for Postgres {
         // server.
         PostgresStore::connect(settings.url()).await?.disconnect().await;
         if settings.migrate() {
-            store.migrate().await?;
+            super::migrated(store.migrate().await)?;
         }
         if settings.create_tables() {
             let options: PgConnectOptions = settings.url().parse()?;
-            let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
-            raw_sql(AssertSqlSafe(super::postgres_tables(tables))).execute(&mut connection).await?;
-            connection.close().await?;
+            let (options, script) = (options.disable_statement_logging(), super::postgres_tables(tables));
+            let run = || {
+                let (options, script) = (options.clone(), script.clone());
+                async move {
+                    let mut connection = PgConnection::connect_with(&options).await?;
+                    raw_sql(AssertSqlSafe(script)).execute(&mut connection).await?;
+                    Ok(connection.close().await?)
+                }
+            };
+            super::create_tables::<PostgresStore, _>(run).await?;
         }
         Ok(())
     }

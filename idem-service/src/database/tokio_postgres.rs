@@ -32,10 +32,11 @@ impl Database for TokioPostgres {
         // The store itself connects when it is used.
         PostgresStore::connect(settings.url()).await?.disconnect().await;
         if settings.migrate() {
-            store.migrate().await?;
+            super::migrated(store.migrate().await)?;
         }
         if settings.create_tables() {
-            store.run_script(&super::postgres_tables(tables)).await?;
+            let script = super::postgres_tables(tables);
+            super::create_tables::<PostgresStore, _>(|| store.run_script(&script)).await?;
         }
         Ok(())
     }

@@ -122,6 +122,32 @@ async fn handlers_at_once_are_refused_where_a_whole_part_has_one_ordering_key() 
     place.remove();
 }
 
+/// S52: a start that waits for another session's lock of the migrations ends in its time, and says whose lock it is.
+#[tokio::test]
+async fn s52_a_start_that_waits_for_the_lock_of_migrations_ends_in_its_time() {
+    let (database, place) = (Database::fresh().await, Place::new().await);
+    worker(&database, &place, "--migrate --until-idle 10ms").run().await.with(0);
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE idem.migrations IN SHARE MODE").execute(&mut holder).await.unwrap();
+    let start = "--migrate --startup-timeout 8s";
+    let (sqlx, tokio_postgres) = tokio::join!(
+        worker(&database, &place, start).run(),
+        worker(&database, &place, &format!("{start} --store tokio-postgres")).run()
+    );
+    for ended in [sqlx, tokio_postgres] {
+        let ended = ended.with(3);
+        let why = "the database was not ready for 8s: preparing the migration failed: process ";
+        assert!(
+            ended.why().contains(why) && ended.why().contains("holds the lock of the migrations"),
+            "{}",
+            ended.why()
+        );
+    }
+    drop(holder);
+    database.remove().await;
+    place.remove();
+}
+
 #[tokio::test]
 async fn a_login_or_a_database_that_the_server_refuses_ends_it_at_once() {
     let (database, place) = (Database::fresh().await, Place::new().await);

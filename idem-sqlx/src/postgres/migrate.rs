@@ -61,4 +61,8 @@ impl MigrationConnection for Migrating {
     fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
         error::store(doing, error)
     }
+
+    fn sqlstate(error: &sqlx::Error) -> Option<String> {
+        error::sqlstate(error)
+    }
 }

@@ -197,7 +197,10 @@ impl Store for PostgresStore {
             Ok(inserted) => return Ok(inserted.rows_affected() == 1),
             Err(source) => error::claiming(source),
         };
-        if let ClaimError::Store(error) = error {
+        // In a conflict with another transaction the key was that one's.
+        if let ClaimError::Store(error) = error
+            && error.class() != ErrorClass::RunUnitAgain
+        {
             return Err(error);
         }
         session.begin("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;

@@ -84,13 +84,13 @@ const INSERT_CONSUMER: &str = r#"
 INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
 SELECT free.id, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9 FROM (SELECT asked.value AS id FROM json_each(?8) AS asked
     WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
-WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
+WHERE true ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
 
 const INSERT_HASH: &str = r#"
 INSERT INTO "{schema}_payload_hashes" (id, rule)
 SELECT free.id, ?1 FROM (SELECT asked.value AS id FROM json_each(?2) AS asked
     WHERE NOT EXISTS (SELECT 1 FROM "{schema}_payload_hashes" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
-WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
+WHERE true ON CONFLICT (rule) DO NOTHING RETURNING id"#;
 
 const SELECT_RENAMED: &str =
     r#"SELECT name FROM "{schema}_consumers" WHERE derives_as = ?1 AND name <> ?1 ORDER BY id LIMIT 1"#;
@@ -105,7 +105,7 @@ SELECT free.id, ?1, oldest.name, oldest.bound_to, oldest.handler, oldest.key_rul
 FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
 CROSS JOIN (SELECT asked.value AS id FROM json_each(?3) AS asked
     WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
-WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
+WHERE true ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
 
 const FILL_BINDING: &str = r#"
 UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, hash_rules = ?4, key_rules = ?6
@@ -139,7 +139,7 @@ INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idem
     attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
     ordering_key, identity, fingerprint, first_at, last_at)
 VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
-ON CONFLICT DO NOTHING RETURNING {stored};
+ON CONFLICT (consumer, identity) DO NOTHING RETURNING {stored};
 UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
 
 const UPDATE_DEAD_LETTER: &str = r#"

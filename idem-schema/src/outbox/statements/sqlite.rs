@@ -46,7 +46,7 @@ const INSERT_DESTINATION: &str = r#"
 INSERT INTO "{schema}_outbox_destinations" (id, name, id_form, created_at)
 SELECT free.id, ?1, ?2, ?4 FROM (SELECT asked.value AS id FROM json_each(?3) AS asked
     WHERE NOT EXISTS (SELECT 1 FROM "{schema}_outbox_destinations" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
-WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured"#;
+WHERE true ON CONFLICT (name) DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is_structured"#;
 
 const LEASE: &str = r#"
 UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?8 + ?3,

@@ -11,7 +11,7 @@ use idem_sqlx::PostgresStore;
 
 use super::{
     consumers::{Write, consumer, keys, messages, msg, process},
-    fixture::{Fixture, url},
+    fixture::{Fixture, PATIENCE, url},
     roles::{arrange, give_up, login},
 };
 
@@ -154,15 +154,30 @@ async fn c4_a_step_ends_at_its_limit() {
 /// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are not affected.
 #[tokio::test]
 async fn c4_of_two_cleaners_one_is_elected() {
+    let (fixture, mut cleaner) = fixture().await;
+    fill(&fixture, 10).await;
+    let mut other = fixture.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT remove_expired('audit', 1, 0)").execute(&mut other).await.unwrap();
+    assert_eq!(cleaner.remove(&records(100, PATIENCE)).await.unwrap(), Removed::Elsewhere);
+    sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    assert_eq!(cleaner.remove(&records(100, PATIENCE)).await.unwrap(), Removed::Rows(10));
+    give_up(fixture, GROUP).await;
+}
+
+/// C16: a session that holds the lock of cleanup and removes nothing is named, and the cycle is not done.
+#[tokio::test]
+async fn c16_the_session_that_keeps_cleanup_from_its_lock_is_named() {
     let (fixture, cleaner) = fixture().await;
     fill(&fixture, 10).await;
     let mut other = fixture.connect().await;
-    let elect =
-        format!("SELECT pg_advisory_xact_lock(hashtextextended('idem:cleanup:{}', 0))", fixture.schema.quoted());
-    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("BEGIN; {elect}"))).execute(&mut other).await.unwrap();
-    let mut cleanup = cleanup(cleaner, 100);
-    let report = cleanup.cycle().await.unwrap();
-    assert!(report.elsewhere && report.rows() == 0, "{report:?}");
+    sqlx::raw_sql("BEGIN; SELECT FROM migrations WHERE version = 1 FOR UPDATE").execute(&mut other).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut other).await.unwrap();
+    let settings = CleanupSettings::default().step_timeout(Duration::from_millis(10));
+    let mut cleanup = Cleanup::new(cleaner, settings).unwrap();
+    let error = cleanup.cycle().await.unwrap_err();
+    let text = std::error::Error::source(&error).unwrap().to_string();
+    assert!(text.contains(&format!("process {pid} (login ")) && text.contains("holds the lock of cleanup"), "{text}");
+    assert_eq!((cleanup.view().state().failed_cycles, left(&fixture).await.as_str()), (1, "11"));
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
     assert_eq!(cleanup.cycle().await.unwrap().rows(), 10);
     give_up(fixture, GROUP).await;

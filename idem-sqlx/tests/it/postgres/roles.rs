@@ -9,7 +9,7 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, ConsumerName, DeadLetterId, HandlerError, Message, Store as _, StoreError, Worker,
+    CancellationToken, ConsumerName, DeadLetterId, ErrorClass, HandlerError, Message, Store as _, StoreError, Worker,
     store::{Bookkeeping as _, Expiring, Removal, Removed},
 };
 use idem_schema::postgres_roles;
@@ -18,7 +18,7 @@ use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use super::{
     consumers::{Act, Acting, Write, builder, consumer, msg, process, write},
-    fixture::{Fixture, url},
+    fixture::{Fixture, PATIENCE, url},
 };
 
 /// A login in one of the groups. Roles belong to the cluster, so its name is the schema's.
@@ -136,6 +136,107 @@ async fn s8_a_login_without_rights_is_refused_with_the_script() {
 async fn refused(connection: &mut PgConnection, statement: &str) -> String {
     let error = sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(connection).await.expect_err(statement);
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned()).unwrap_or_default()
+}
+
+/// S51: none of idem's locks can be taken by a login that has no right on the schema, nor by a worker's: advisory locks are open to
+/// any login, also those that idem took once.
+#[tokio::test]
+async fn s51_cleanup_and_migrations_have_locks_that_no_worker_can_take() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let quoted = fixture.schema.quoted();
+    let groups = ["stranger", "idem_worker", "idem_cleanup"];
+    fixture.run(format!("CREATE ROLE {}_stranger LOGIN", fixture.schema)).await;
+    let options: PgConnectOptions = url().parse().unwrap();
+    let mut stranger = options.username(&format!("{}_stranger", fixture.schema)).connect().await.unwrap();
+    let mut worker = login(&fixture, "idem_worker").await.connect().await.unwrap();
+    let cleaner = fixture.options_of(login(&fixture, "idem_cleanup").await).build().unwrap();
+    let mut cleaner = Arc::new(cleaner).cleaner();
+    for lock in [
+        format!("SELECT FROM {quoted}.migrations FOR KEY SHARE"),
+        format!("SELECT FROM {quoted}.migrations FOR UPDATE"),
+        format!("LOCK TABLE {quoted}.migrations IN ROW EXCLUSIVE MODE"),
+        format!("LOCK TABLE {quoted}.migrations IN SHARE ROW EXCLUSIVE MODE"),
+        format!("LOCK TABLE {quoted}.migrations IN ACCESS EXCLUSIVE MODE"),
+    ] {
+        for login in [&mut stranger, &mut worker] {
+            assert_eq!(refused(login, &format!("BEGIN; {lock}")).await, "42501", "{lock}");
+            sqlx::raw_sql("ROLLBACK").execute(login).await.unwrap();
+        }
+    }
+    let all = format!(
+        "SELECT pg_advisory_lock(hashtextextended('idem:cleanup:{quoted}', 0)),
+            pg_advisory_lock(hashtextextended('idem:migrations:{quoted}', 0))"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(all)).execute(&mut stranger).await.unwrap();
+    // A reader's lock keeps no other out.
+    let reads = format!("BEGIN; LOCK TABLE {quoted}.migrations IN ACCESS SHARE MODE");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(reads)).execute(&mut worker).await.unwrap();
+    let removal = Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: PATIENCE };
+    assert_eq!(cleaner.remove(&removal).await.unwrap(), Removed::Rows(0));
+    let migrated = tokio::time::timeout(PATIENCE, fixture.store.migrate()).await.expect("it waits for no such lock");
+    assert_eq!(migrated.unwrap(), Vec::<u32>::new());
+    drop((stranger, worker, cleaner));
+    give_up(fixture, &groups).await;
+}
+
+/// S51: a row with the highest id would end its sequence, and keep every worker from starting.
+#[tokio::test]
+async fn s51_a_worker_gives_no_row_an_id_of_a_sequence() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let mut worker = login(&fixture, "idem_worker").await.connect().await.unwrap();
+    for forged in [
+        "INSERT INTO worker_runs (id, host, process, version) OVERRIDING SYSTEM VALUE VALUES (2147483647, 'x', 1, '1')",
+        "INSERT INTO dead_letters (id, consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload)
+            OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 1, '', '', '', 1, '', 0, false)",
+        "INSERT INTO audit (id, who, action) OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 'x', 'x')",
+        "SELECT setval('audit_id_seq', 1)",
+    ] {
+        assert_eq!(refused(&mut worker, forged).await, "42501", "{forged}");
+    }
+    drop(worker);
+    give_up(fixture, &["idem_worker"]).await;
+}
+
+/// S52: a migration that cannot have its lock ends in bounded time, and names the session that has it.
+#[tokio::test]
+async fn s52_the_session_that_holds_the_lock_of_migrations_is_named() {
+    let fixture = Fixture::new().await;
+    let mut holder = fixture.connection.clone().application_name("psql of ann").connect().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE migrations IN ACCESS EXCLUSIVE MODE").execute(&mut holder).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
+    let error = tokio::time::timeout(PATIENCE, fixture.store.migrate()).await.expect("it is bounded").unwrap_err();
+    let idem_schema::MigrateError::Store(error) = error else { panic!("{error:?}") };
+    let text = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(error.class(), ErrorClass::Infrastructure, "{text}");
+    assert!(text.contains(&format!("process {pid} (login ")) && text.contains("\"psql of ann\""), "{text}");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    assert_eq!(fixture.store.migrate().await.unwrap(), Vec::<u32>::new());
+    fixture.drop().await;
+}
+
+/// A56: a migration sets sequences forward that are behind their rows, those of consumers and events too.
+#[tokio::test]
+async fn a56_a_migration_sets_sequences_forward() {
+    let fixture = Fixture::new().await;
+    fixture
+        .run("INSERT INTO audit (who, action) SELECT 'x', 'x' FROM generate_series(1, 9);
+            INSERT INTO consumers (tenant, name, bound_to, handler, key_rules, hash_rules)
+                SELECT n::text, 'orders', '', '', '', '' FROM generate_series(1, 9) AS n;
+            INSERT INTO outbox_destinations (name, id_form) VALUES ('payments', 'uuid8');
+            INSERT INTO outbox (key_id, number, destination, consumer, state, event_key, event_hash, payload)
+                SELECT gen_random_uuid(), n, d.id, 1, n % 2, 'k', '', '' FROM outbox_destinations AS d, generate_series(1, 9) AS n;
+            ALTER SEQUENCE audit_id_seq RESTART; ALTER SEQUENCE consumers_id_seq RESTART; SELECT setval('outbox_numbers', 3)")
+        .await;
+    let behind = "SELECT table_name || ' ' || next_value || ' ' || highest FROM sequences_behind() ORDER BY 1";
+    assert_eq!(fixture.texts(behind).await, ["audit 1 9", "consumers 1 9", "outbox 4 9"]);
+    fixture.store.bookkeeping().verify().await.unwrap_err();
+    assert_eq!(fixture.store.migrate().await.unwrap(), Vec::<u32>::new());
+    assert_eq!(fixture.texts(behind).await, Vec::<String>::new());
+    fixture.store.bookkeeping().verify().await.unwrap();
+    assert_eq!(fixture.texts("INSERT INTO audit (who, action) VALUES ('x', 'x') RETURNING id").await, ["10"]);
+    fixture.drop().await;
 }
 
 /// S12: a line of the trail carries the login that wrote it and the server's time; a login with a worker's or cleanup's

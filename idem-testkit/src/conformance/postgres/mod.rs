@@ -29,6 +29,7 @@ pub mod handlers;
 pub mod pooler;
 pub mod servers;
 mod subject;
+pub mod taken;
 pub mod usurpers;
 
 use std::{future::Future, time::Duration};
@@ -113,6 +114,12 @@ macro_rules! postgres_conformance {
                 o70_what_was_skipped_holds_nothing_back_at_any_isolation,
                 weak_settings_are_warned_about,
             }
+            taken {
+                a55_next_to_an_invalid_index_a_call_has_the_first_answer,
+                a55_next_to_an_invalid_index_a_lost_claim_is_a_duplicate,
+                a55_next_to_an_invalid_index_bookkeeping_is_done,
+                a56_a_sequence_behind_its_rows_is_named_with_its_cure,
+            }
             usurpers {
                 s11_new_messages_are_no_duplicates_where_an_aggregate_fits_better,
             }
@@ -141,11 +148,12 @@ fn every_case_is_listed_in_the_macro() {
         include_str!("commits.rs"),
         include_str!("handlers.rs"),
         include_str!("servers.rs"),
+        include_str!("taken.rs"),
         include_str!("usurpers.rs"),
     ];
     let public = modules.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("pub async fn "));
     let cases: Vec<&str> = public.filter_map(|line| line.split('<').next()).collect();
-    assert_eq!(cases.len(), 31);
+    assert_eq!(cases.len(), 35);
     for case in cases {
         assert!(list.contains(&format!("                {case},\n")), "{case} is not listed");
     }

@@ -63,8 +63,8 @@ impl Schema {
     async fn step(&mut self, is_up: bool) -> Result<(), sqlx::Error> {
         let statements = MigrationStatements::new(Dialect::Postgres, &self.name);
         self.run("BEGIN").await?;
-        self.run(&statements.lock.unwrap()).await?;
         self.run(&statements.bootstrap).await?;
+        self.run(&statements.lock.unwrap()).await?;
         let rows = sqlx::query(AssertSqlSafe(statements.applied)).fetch_all(&mut self.connection).await?;
         let applied: Vec<_> = rows
             .iter()

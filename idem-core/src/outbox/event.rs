@@ -127,8 +127,9 @@ impl Event {
     /// Gives it the key of the handled message in place of a derived one, for a handler that forwards a message unchanged. Only
     /// one event of a message for a destination can have it.
     ///
-    /// It is the key under which the message is recorded: of a request over HTTP tenant, route and the client's key in one, because two
-    /// tenants may send the same key, and a receiver that knows keys alone would take the second one's event for a copy.
+    /// A consumer with tenants joins the tenant with the key, as in `4:acme order-1`, and a request over HTTP has tenant, route and the client's
+    /// key in one. Two tenants may send the same key, and a receiver that knows keys alone would take the second event for a copy of the
+    /// first. A joined key of more than 255 bytes is `sha256:` and the digest of that text.
     pub fn same_key(mut self) -> Self {
         self.same_key = true;
         self

@@ -287,6 +287,7 @@ macro_rules! store_conformance {
                 every_kind_of_handler_appends_the_same_rows,
                 events_stay_where_a_nested_transaction_goes,
                 o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
+                o108_two_tenants_with_one_key_have_two_events,
                 o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
                 a_handler_that_publishes_nothing_appends_nothing,
                 o6_a_batch_that_runs_again_publishes_what_is_new,

@@ -153,7 +153,7 @@ pub(super) async fn refuse<S: Store>(
 ) -> Result<AllHandedIn, HandlingError> {
     if !final_errors {
         let text = "the work was refused for good, but this consumer was not built with .final_errors()";
-        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
         return Err(HandlingError::one(index, failure, TransactionState::Clean));
     }
     if crate::bugs::planted(crate::bugs::Bug::FinalInNewUnit) {

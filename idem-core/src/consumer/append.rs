@@ -84,7 +84,7 @@ fn rows<S: Store, J: Borrow<Item>>(
             None => result,
             Some(Ok(sealed)) => sealed,
             Some(Err(error)) => {
-                let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, error.to_string());
+                let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, error.to_string()).of("not-sealed");
                 return Err(HandlingError::one(index, failure, TransactionState::Clean));
             }
         });

@@ -269,6 +269,22 @@ impl PublishError {
     pub(crate) fn invalid(what: &'static str, value: &str, rule: &'static str) -> Self {
         Self::Invalid { what, value: value.chars().take(100).collect(), rule }
     }
+
+    /// The cause, for the group of the dead letter.
+    pub(crate) const fn cause(&self) -> &'static str {
+        match self {
+            Self::UnknownDestination { .. } => "unknown-destination",
+            Self::OtherMessage => "other-message",
+            Self::Unprotected => "unprotected",
+            Self::Repeated { .. } => "event-repeated",
+            Self::TooLarge { .. } => "event-too-large",
+            Self::TooMany { .. } => "too-many-events",
+            Self::Invalid { .. } => "event-invalid",
+            Self::NoResults => "no-results",
+            Self::ResultTooLarge { .. } => "result-too-large",
+            Self::ReferenceTooLong { .. } => "reference-too-long",
+        }
+    }
 }
 
 /// Headers with these prefixes belong to idem or to CloudEvents.

@@ -355,6 +355,7 @@ macro_rules! store_conformance {
             dead_letters {
                 a29_another_message_at_a_used_origin_is_another_dead_letter,
                 a29_a_copy_from_another_origin_is_counted,
+                s59_malformed_payloads_of_several_causes_are_several_groups,
                 a29_a_replayed_dead_letter_is_not_revived_by_another_message,
                 a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again,
                 a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none,

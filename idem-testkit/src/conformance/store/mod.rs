@@ -275,6 +275,7 @@ macro_rules! store_conformance {
                 a_table_that_is_gone_for_a_while_is_infrastructure,
                 a_damaged_schema_is_refused_with_its_cure,
                 claims_and_reads_answer_in_order,
+                s58_a_unit_knows_the_time_of_its_records,
                 units_and_rounds_follow_one_another_on_a_lane,
                 a_failure_leaves_no_record_in_the_way_of_its_replay,
                 the_databases_clock_goes_forward,

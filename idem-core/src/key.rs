@@ -121,6 +121,23 @@ pub enum KeyError {
     NotUuid,
 }
 
+impl KeyError {
+    /// The cause, for the group of the dead letter.
+    pub(crate) const fn cause(&self) -> &'static str {
+        match self {
+            Self::Empty => "key-empty",
+            Self::TooLong { .. } => "key-too-long",
+            Self::ControlCharacter => "key-control-character",
+            Self::NotUtf8 => "key-not-utf8",
+            Self::NotText { .. } => "key-not-text",
+            Self::Repeated { .. } => "key-repeated",
+            Self::Disagree { .. } => "keys-differ",
+            Self::NotJson { .. } => "key-not-json",
+            Self::NotUuid => "key-not-uuid",
+        }
+    }
+}
+
 /// Finds a message's idempotency key.
 pub trait KeySource: Send + Sync + fmt::Debug + 'static {
     /// The key; `Ok(None)` where this message has none here.

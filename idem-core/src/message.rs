@@ -1,5 +1,6 @@
 //! A message as the broker delivered it: payload, headers and identity.
 
+mod decode_error;
 mod headers;
 mod senders_key;
 
@@ -17,7 +18,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-pub use self::headers::Headers;
+pub use self::{decode_error::DecodePayloadError, headers::Headers};
 use crate::{
     json,
     key::{IdempotencyKey, check_text, in_text},
@@ -553,47 +554,6 @@ impl fmt::Debug for Message {
             .field("key", &self.key())
             .finish_non_exhaustive()
     }
-}
-
-/// The payload is not what the handler expected. Its text names the place, never the content.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the payload is malformed: {problem}")]
-pub struct DecodePayloadError {
-    problem: String,
-}
-
-impl DecodePayloadError {
-    /// An error with this text, for people's own decoders; it must not quote the payload.
-    pub fn new(problem: impl Into<String>) -> Self {
-        Self { problem: problem.into() }
-    }
-
-    /// Serde's texts quote the payload ("invalid type: string \"secret\", expected u64"), so only those parts are
-    /// kept that come from the program.
-    fn from_json(error: &serde_json::Error) -> Self {
-        let text = error.to_string();
-        let problem = if text.starts_with("missing field") {
-            text
-        } else {
-            let expected = match text.rsplit_once(", expected ") {
-                Some((_, expected)) if error.is_data() && OWN_TEXTS.iter().any(|own| text.starts_with(own)) => {
-                    format!("expected {}", strip_position(expected))
-                }
-                _ => format!("{:?} error", error.classify()).to_lowercase(),
-            };
-            format!("{expected} at line {} column {}", error.line(), error.column())
-        };
-        Self { problem }
-    }
-}
-
-/// The beginnings of serde's own error texts that end with the program's expectation. An error of a type's own decoder
-/// may quote the payload anywhere.
-const OWN_TEXTS: [&str; 5] =
-    ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant ", "unknown field "];
-
-fn strip_position(text: &str) -> &str {
-    text.rsplit_once(" at line ").map_or(text, |(head, _)| head)
 }
 
 #[cfg(test)]

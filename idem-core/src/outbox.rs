@@ -42,7 +42,7 @@ pub use self::{
 };
 pub(crate) use self::{
     collect::{Collector, HandedIn, PublishRules},
-    seal::{Seal, known},
+    seal::{OfRecord, Seal, known},
 };
 use crate::{
     hash::PayloadHash,

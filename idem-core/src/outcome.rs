@@ -140,7 +140,8 @@ pub struct Failure {
     pub reason: Reason,
     /// The failure in words, without any value of a payload, statement or row.
     pub text: String,
-    /// The code that the database gave with the error: an SQLSTATE, a result code of SQLite's.
+    /// The code of the cause: an SQLSTATE, a result code of SQLite's, one of idem's own such as `key-too-long` or `missing-field`, or the
+    /// handler's ([`HandlerError::with_code`]). It is never a value of a message.
     pub code: Option<String>,
     /// When the handler wants the next attempt, where it said so.
     pub retry_after: Option<Duration>,
@@ -165,6 +166,11 @@ impl Failure {
 
     pub(crate) fn with_code(self, code: Option<String>) -> Self {
         Self { code, ..self }
+    }
+
+    /// The same for a cause that idem finds itself. Dead letters of two causes are two groups (S59).
+    pub(crate) fn of(self, cause: &str) -> Self {
+        self.with_code(Some(cause.to_owned()))
     }
 
     /// The same failure for another message of the unit.

@@ -63,7 +63,7 @@ pub use crate::{
         suppressed_event,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
-    row::{FromValue, Row, Value, microseconds, retention, unreadable},
+    row::{FromValue, Row, Value, from_microseconds, microseconds, retention, unreadable},
     server::{
         Connecting, Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings,
         connect_lane, refuse_fenced,

@@ -213,8 +213,8 @@ statements! {
     /// 10 the `statement_timeout` to put back `text`.
     ///
     /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
-    /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`;
-    /// `server_now timestamptz`; `epoch int8`, which differs when a cache of committed keys must be emptied; and the
+    /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`; `processed_at` in µs since the
+    /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied; and the
     /// two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
     ///
     /// The won rows are aggregated *before* the limits are put back: the last line is computed from the aggregate, which
@@ -244,7 +244,7 @@ WITH won AS (
 )
 SELECT won_consumers, won_key_ids,
     CASE WHEN pg_catalog.cardinality(won_key_ids) > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
-    pg_catalog.pg_backend_pid() AS backend_pid, pg_catalog.now() AS server_now,
+    pg_catalog.pg_backend_pid() AS backend_pid, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS processed_at,
     (SELECT coalesce(pg_catalog.sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
     pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
@@ -256,7 +256,7 @@ FROM answer";
     /// in µs `int8`, 7 run `int4`, 8 and 9 the settings as 9 and 10 for many keys.
     ///
     /// Result: no row where the key was not inserted, and then no handler runs and the unit's limits stay. Otherwise `xid
-    /// text`, the transaction to seal; `backend_pid int4`; and the two settings, which are put back when the insert has had its
+    /// text`, the transaction to seal; `backend_pid int4`; `processed_at` in µs since the Unix epoch; and the two settings, which are put back when the insert has had its
     /// wait.
     claim_one: "\
 INSERT INTO {schema}.processed_messages
@@ -267,6 +267,7 @@ VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
     ELSE 'infinity' END, true)
 ON CONFLICT (consumer, key_id) DO NOTHING
 RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pid() AS backend_pid,
+    (extract(epoch FROM processed_at) * 1000000::numeric)::int8 AS processed_at,
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 

@@ -157,7 +157,9 @@ pub fn retention(retention: Retention) -> Option<i64> {
     }
 }
 
-fn from_microseconds(time: i64) -> SystemTime {
+/// An instant in µs since the Unix epoch, as the statements answer it.
+#[must_use]
+pub fn from_microseconds(time: i64) -> SystemTime {
     let span = Duration::from_micros(time.unsigned_abs());
     let instant =
         if time < 0 { SystemTime::UNIX_EPOCH.checked_sub(span) } else { SystemTime::UNIX_EPOCH.checked_add(span) };

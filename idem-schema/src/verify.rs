@@ -77,18 +77,22 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 17] = [
+const FUNCTIONS: [&str; 21] = [
     "count_events(integer, text)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
     "key_id(text)",
+    "lease_destination(integer, text, bigint, bigint, text, bigint, boolean)",
     "let_followers_go(integer, bytea[])",
     "mark_behind(integer, bigint[])",
     "next_events(integer, bigint, bigint)",
     "raise_pending(integer, text, bigint)",
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",
+    "refuse_other_answer()",
     "refuse_unsealed_commit()",
+    "relays(integer)",
+    "release_destination(integer, text)",
     "remove_expired(text, bigint, bigint)",
     "retry_events(bigint[], text[], boolean)",
     SEQUENCES_BEHIND,

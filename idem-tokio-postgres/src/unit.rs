@@ -4,6 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::SystemTime,
 };
 
 use futures_util::{TryStreamExt as _, join};
@@ -13,8 +14,8 @@ use idem_core::{
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, in_claim_order,
-    key_id, next_call, retention, unreadable,
+    ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,
+    in_claim_order, key_id, next_call, retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -36,6 +37,8 @@ pub struct PostgresUnit<'l> {
     pub(crate) begun: Option<Begun>,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
+    /// When its records were processed, in µs since the Unix epoch.
+    processed_at: Option<i64>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
     /// Events that are written with the seal.
@@ -72,6 +75,7 @@ impl<'l> PostgresUnit<'l> {
             options,
             begun: Some(Box::pin(begun)),
             xid: None,
+            processed_at: None,
             events: Vec::new(),
             results: Vec::new(),
             limits_are_back: false,
@@ -150,6 +154,7 @@ impl<'l> PostgresUnit<'l> {
                 self.xid = Some(xid);
             }
             self.backend_pid = Some(get(row, "backend_pid")?);
+            self.processed_at = Some(get(row, "processed_at")?);
             self.limits_are_back = true;
         }
         Ok(row)
@@ -287,6 +292,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    fn processed_at(&self, _: &Claim) -> Option<SystemTime> {
+        self.processed_at.map(from_microseconds)
     }
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {

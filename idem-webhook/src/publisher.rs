@@ -190,6 +190,12 @@ impl WebhookPublisher {
                 "its id is not ASCII, or begins or ends with a blank, and cannot be a header of HTTP",
             ));
         }
+        // The signature joins id, time and payload by dots: with a dot in the id it would fit a second event (W182).
+        if id.contains('.') {
+            return Err(waits_for_a_person(
+                "its id contains a dot, and the signature of such an event fits another one too: publish it without .same_key()",
+            ));
+        }
         let is_sent = |name: &str| {
             let is_among = |names: &[&str]| names.iter().any(|other| name.eq_ignore_ascii_case(other));
             !is_among(&NOT_THE_EVENTS) && (self.sends_origin || !is_among(&ORIGIN))

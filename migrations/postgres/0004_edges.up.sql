@@ -33,7 +33,7 @@ BEGIN
         FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_roles AS r ON r.oid = c.relowner
         WHERE c.oid = '{schema}.attempts'::pg_catalog.regclass);
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
-        GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts TO idem_worker;
+        GRANT SELECT, INSERT, UPDATE (attempts, last_at) ON {schema}.message_attempts TO idem_worker;
     END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_cleanup') THEN
         GRANT SELECT (last_at) ON {schema}.message_attempts TO idem_cleanup;

@@ -9,6 +9,8 @@ CREATE TABLE {schema}.outbox_destinations (
     created_at    timestamptz NOT NULL DEFAULT now(),
     relayed_by    text        COLLATE "C",
     relayed_until timestamptz,
+    -- The login of the last relay, by the server. No other one may note what became of its events.
+    relayed_login text        COLLATE "C",
     -- When the lease last ran out before it was renewed or taken over. Events that could go by then, and have no outcome, may have
     -- been sent.
     relay_lost_at timestamptz,
@@ -187,6 +189,62 @@ $idem$;
 -- those of a tiny table, and then takes seconds for two thousand events among some ten thousand. They have the destination's row
 -- locked, so that no event has moved when it is met again by its place.
 
+-- Takes or renews a lease, with the rights of the table's owner: a worker changes a destination in this way only. The name of a relay is
+-- no proof, so a lease is renewed by the login that has it, and a change of the login is a line of the trail.
+CREATE FUNCTION {schema}.lease_destination(of_destination int, relay text, lease_for bigint, keeps bigint, takes text, bytes_max bigint,
+        structured boolean)
+    RETURNS TABLE (mine boolean, paused boolean, remaining bigint)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+WITH leased AS (
+    UPDATE {schema}.outbox_destinations AS d
+    SET relayed_by = relay, relayed_until = now.at + lease_for::float8 * interval '1 microsecond', relayed_login = session_user,
+        relay_lost_at = CASE WHEN d.numbers_of <> now.numbers_of THEN now.at
+            WHEN d.relayed_by <> relay OR d.relayed_until <= now.at THEN least(d.relayed_until, now.at)
+            ELSE d.relay_lost_at END,
+        receiver_keeps = keeps::float8 * interval '1 microsecond',
+        kind = takes, message_bytes_max = bytes_max, is_structured = structured,
+        pending_from = CASE WHEN d.numbers_of <> now.numbers_of THEN 0 ELSE d.pending_from END,
+        numbers_of = now.numbers_of
+    FROM (SELECT clock_timestamp() AS at, concat(split_part({schema}.server_identity(), ', up since', 1),
+        ', sequence ', to_regclass('{schema}.outbox_numbers')::oid) AS numbers_of) AS now, {schema}.outbox_destinations AS before
+    WHERE d.id = of_destination AND before.id = d.id AND CASE WHEN d.paused_at IS NULL
+        THEN d.relayed_by IS NULL OR d.relayed_by = relay AND d.relayed_login = session_user
+            OR d.relayed_until <= now.at OR d.relayed_until > now.at + interval '2 minutes'
+        ELSE d.relayed_by = relay AND d.relayed_login = session_user AND d.relayed_until > now.at END
+    RETURNING d.name, d.paused_at, before.relayed_login AS login_before
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, details)
+    SELECT relay, 'relay', format('%s is relayed by the login %s, before by %s', l.name, session_user, l.login_before)
+    FROM leased AS l WHERE l.login_before <> session_user
+)
+SELECT EXISTS (SELECT FROM leased WHERE paused_at IS NULL), d.paused_at IS NOT NULL,
+    greatest(extract(epoch FROM d.relayed_until - clock_timestamp()) * 1000000, 0)::bigint
+FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination
+$idem$;
+
+-- Ends the lease that this login's relay has.
+CREATE FUNCTION {schema}.release_destination(of_destination int, relay text) RETURNS int
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+UPDATE {schema}.outbox_destinations SET relayed_by = NULL, relayed_until = NULL
+WHERE id = of_destination AND relayed_by = relay AND relayed_login = session_user
+RETURNING id
+$idem$;
+
+-- Whether the caller may note what became of a destination's events: the login that relayed there last, or a member of the owner. To any
+-- other one the functions that ask this do nothing, and lock nothing: a relay whose lease went to another login sends a copy, as
+-- after a crash.
+CREATE FUNCTION {schema}.relays(of_destination int) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+SELECT pg_has_role(session_user, current_user, 'MEMBER') OR EXISTS (SELECT FROM {schema}.outbox_destinations AS d
+    WHERE d.id = of_destination AND d.relayed_login = session_user)
+$idem$;
+
 -- Marks events that stand behind others in their ordering key, so that they are not met again. A call that lets followers go has the
 -- destination's row locked too: otherwise an event that is marked while the one before it is removed would wait for ever.
 CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETURNS bigint
@@ -203,6 +261,9 @@ DECLARE
     marked bigint;
     relay_lost_at timestamptz;
 BEGIN
+    IF NOT {schema}.relays(of_destination) THEN
+        RETURN 0;
+    END IF;
     SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
     UPDATE {schema}.outbox AS o SET state = 3,
         first_sent_at = {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at)
@@ -287,6 +348,9 @@ DECLARE
     place tid;
     relay_lost_at timestamptz;
 BEGIN
+    IF NOT {schema}.relays(of_destination) THEN
+        RETURN 0;
+    END IF;
     SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
     -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
     FOR one IN SELECT s.* FROM json_to_recordset(others)
@@ -412,6 +476,9 @@ DECLARE
     begins bigint;
     first bigint;
 BEGIN
+    IF NOT {schema}.relays(of_destination) THEN
+        RETURN;
+    END IF;
     -- Before the writers, so that each transaction that has drawn it or a lower one is among them.
     SELECT s.last_value - (NOT s.is_called)::int FROM {schema}.outbox_numbers AS s INTO last;
     -- A prepared transaction has no process, and is known by another name than before.
@@ -473,6 +540,28 @@ CREATE TABLE {schema}.processed_results (
     body         bytea       NOT NULL,
     CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- An answer changes only together with its record: a unit replaces one that has outlived the record before. The owner erases, and blanks
+-- those whose time is over.
+CREATE FUNCTION {schema}.refuse_other_answer() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    IF pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = TG_RELID), 'MEMBER')
+        OR EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = OLD.consumer AND p.key_id = OLD.key_id
+            AND p.xmin = pg_current_xact_id_if_assigned()::xid) THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = '42501',
+        MESSAGE = 'the answer of an operation that is done cannot be changed',
+        HINT = 'An operator may erase it (idem erase), or forget its key (idem forget).';
+END
+$idem$;
+
+CREATE TRIGGER refuse_other_answer BEFORE UPDATE ON {schema}.processed_results
+    FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_other_answer();
 
 -- Reads the answers of some keys, each by the primary key: a plan that is cached while the table is tiny would read all of it until
 -- it is analysed.
@@ -568,7 +657,8 @@ END
 $idem$;
 
 -- PUBLIC may execute functions by default. If the group roles exist already, workers go on before their script is run again.
-REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+REVOKE ALL ON FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
+    {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean),
     {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[], text[]), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) FROM PUBLIC;
@@ -576,13 +666,14 @@ REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_
 DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
-        GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, kind, message_bytes_max, is_structured, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
-        GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
+        GRANT SELECT, INSERT ON {schema}.outbox TO idem_worker;
+        GRANT SELECT, INSERT (id, name, id_form) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_with, stored_at) ON {schema}.processed_results
+            TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
-        GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-            {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean), {schema}.skip_events(bigint[], text[]),
-            {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
+        GRANT EXECUTE ON FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
+            {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+            {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
             {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
     END IF;
 END

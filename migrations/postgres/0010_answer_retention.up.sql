@@ -21,7 +21,8 @@ DECLARE
         WHEN 'attempts' THEN 't.last_at < $2'
         WHEN 'message_attempts' THEN 't.last_at < $2'
         -- What awaits a replay stays, however old.
-        WHEN 'dead_letters' THEN 't.last_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
+        -- A worker writes last_at, but cannot change first_at.
+        WHEN 'dead_letters' THEN 't.last_at < $2 AND t.first_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
         WHEN 'audit' THEN 't.at < $2'
         WHEN 'worker_runs' THEN 't.started_at < $2'
         WHEN 'forgotten' THEN 't.forgotten_at < $2'
@@ -122,6 +123,7 @@ DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT EXECUTE ON FUNCTION {schema}.sequences_behind() TO idem_worker;
+        GRANT UPDATE (answer_until, reference) ON {schema}.processed_results TO idem_worker;
     END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_cleanup') THEN
         GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;

@@ -52,6 +52,10 @@ ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.release_destination(int, text) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.relays(int) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.refuse_other_answer() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.next_events(int, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.count_events(int, text) OWNER TO idem_migrator;
@@ -66,33 +70,35 @@ ALTER FUNCTION {schema}.sequences_behind() OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
--- The worker. It can neither change nor delete a record: deleting one permits a second effect.
+-- The worker. It can neither change nor delete a record: deleting one permits a second effect. No right to update is of a whole table, because
+-- with one a login may also lock the table against everybody (LOCK TABLE); and no id that a sequence draws is a worker's to say.
 GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes TO idem_worker;
--- Ids come from sequences alone: a row with the highest one would end its sequence, and keep every worker from starting.
 GRANT SELECT, INSERT (host, process, version) ON {schema}.worker_runs TO idem_worker;
 -- Its lines of the trail carry its login and the server's time, which are not its to say.
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
 GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
--- Workers of the release before still count in attempts.
-GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {schema}.controls TO idem_worker;
+GRANT SELECT, INSERT, UPDATE (attempts, last_at) ON {schema}.message_attempts TO idem_worker;
+GRANT SELECT, INSERT, UPDATE (state, by, reason, at, epoch) ON {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
 GRANT SELECT, INSERT (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts, error, payload,
-    payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint),
-    UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
-    replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
--- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
--- owner's do.
-GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, receiver_keeps, kind, message_bytes_max, is_structured, pending_from, numbers_of, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+    payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint)
+    ON {schema}.dead_letters TO idem_worker;
+GRANT UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at, replay_requested_at, replay_taken_at,
+    replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
+-- An event stays as it was inserted. How it went on, that it is removed when its destination has it, and who relays, functions of the
+-- owner's do. Only members of the owner let events go again or remove them unsent.
+GRANT SELECT, INSERT ON {schema}.outbox TO idem_worker;
+GRANT SELECT, INSERT (id, name, id_form) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
--- An answer that outlived its record is replaced.
-GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
+-- An answer that outlived its record is replaced, and a trigger refuses to change any other.
+GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_with, stored_at, answer_until, reference)
+    ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean), {schema}.skip_events(bigint[], text[]),
-    {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
+    {schema}.keep_payload(bigint, bytea), {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
+    {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+    {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind() TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.

@@ -249,7 +249,15 @@ impl World {
     /// A handler has published it.
     pub(crate) fn published(&self, of: Of, id: &str) {
         let before = self.received().ids.insert(of, id.to_owned());
-        let own = self.told(of).filter(|(told, _)| told.same_key).and_then(|(_, about)| about.key.as_deref());
+        let own = self.told(of).filter(|(told, _)| told.same_key).and_then(|(_, about)| {
+            let key = about.key.as_deref()?;
+            Some(
+                about
+                    .tenant
+                    .as_ref()
+                    .map_or_else(|| key.to_owned(), |tenant| format!("{}:{tenant} {key}", tenant.len())),
+            )
+        });
         if before.is_some_and(|before| before != id) || own.is_some_and(|own| own != id) {
             self.journal.breach(Rule::OtherEventId, format!("event {of} is published under two ids"));
         }

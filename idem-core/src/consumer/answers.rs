@@ -17,7 +17,7 @@ use crate::{
     message::Message,
     outbox::{HandedIn, NotKept, ResultBody, StoredResult, known},
     outcome::{Decision, Failure},
-    store::{Claim, Store, UnitOfWork},
+    store::{Claim, Recorded, Store, UnitOfWork},
 };
 
 /// The result of one message, where its operation is done.
@@ -92,13 +92,13 @@ impl<'w, S: Store> Answers<'w, S> {
     ) -> Result<(), StoreError> {
         self.of = items.iter().map(|_| None).collect();
         let seal = inner.seal.as_deref();
-        let (mut indexes, mut claims): (Vec<usize>, Vec<Claim>) = (Vec::new(), Vec::new());
-        for index in ledger.duplicates() {
+        let (mut indexes, mut claims): (Vec<(usize, &Recorded)>, Vec<Claim>) = (Vec::new(), Vec::new());
+        for (index, recorded) in ledger.duplicates() {
             let Some(claim) = &Borrow::<Item>::borrow(&items[index]).claim else { continue };
             if let Some(kept) = found.remove(&index) {
-                self.of[index] = Some(known(seal, claim.scope, &claim.key, kept));
+                self.of[index] = Some(known(seal, claim, recorded, kept));
             } else {
-                indexes.push(index);
+                indexes.push((index, recorded));
                 claims.push(claim.clone());
             }
         }
@@ -107,8 +107,8 @@ impl<'w, S: Store> Answers<'w, S> {
         }
         let found = answered(inner.settings.answer_timeout, "reading results", unit.read_results(&claims)).await?;
         one_answer_each(found.len(), claims.len())?;
-        for ((index, claim), kept) in indexes.into_iter().zip(&claims).zip(found) {
-            self.of[index] = Some(known(seal, claim.scope, &claim.key, kept));
+        for (((index, recorded), claim), kept) in indexes.into_iter().zip(&claims).zip(found) {
+            self.of[index] = Some(known(seal, claim, recorded, kept));
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ pub(super) async fn refuse<S: Store>(
 ) -> Result<AllHandedIn, HandlingError> {
     if !final_errors {
         let text = "the work was refused for good, but this consumer was not built with .final_errors()";
-        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
         return Err(HandlingError::one(index, failure, TransactionState::Clean));
     }
     if crate::bugs::planted(crate::bugs::Bug::FinalInNewUnit) {

@@ -13,7 +13,7 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    outbox::{AppendError, Appended, NewEvent, NewResult},
+    outbox::{AppendError, Appended, NewEvent, NewResult, OfRecord},
     outcome::Failure,
     store::{Store, UnitOfWork},
 };
@@ -25,7 +25,7 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(), HandlingError> {
-    let (appended, events_of, messages) = rows(inner, items, handed_in)?;
+    let (appended, events_of, messages) = rows(inner, &*unit, items, handed_in)?;
     if appended.is_empty() {
         return Ok(());
     }
@@ -52,6 +52,7 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
 /// The rows, beside them the message of each event, and the messages that have any.
 fn rows<S: Store, J: Borrow<Item>>(
     inner: &Inner<S>,
+    unit: &S::Unit<'_>,
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {
@@ -80,11 +81,19 @@ fn rows<S: Store, J: Borrow<Item>>(
         let Some(result) = handed.result else { continue };
         let mut result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);
         result.kept_for = kept_for;
-        appended.results.push(match inner.seal.as_deref().map(|seal| seal.seal(result.clone())) {
-            None => result,
-            Some(Ok(sealed)) => sealed,
-            Some(Err(error)) => {
-                let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, error.to_string());
+        let Some(seal) = inner.seal.as_deref() else {
+            appended.results.push(result);
+            continue;
+        };
+        let Some(processed_at) = unit.processed_at(claim) else {
+            let what = "say when a record was processed, to which a sealed result is bound";
+            return Err(HandlingError::Store(StoreError::Unsupported { what }));
+        };
+        appended.results.push(match seal.seal(OfRecord::inserted(claim, processed_at), result) {
+            Ok(sealed) => sealed,
+            Err(error) => {
+                let failure =
+                    Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, error.to_string()).of("not-sealed");
                 return Err(HandlingError::one(index, failure, TransactionState::Clean));
             }
         });

@@ -77,7 +77,7 @@ pub(super) async fn fits<S: Store>(
     declaring.await.map_err(HandlingError::Store)?;
     let Some((place, text)) = never_fits(inner, appended) else { return Ok(()) };
     let index = events_of.get(place).copied().unwrap_or_default();
-    let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+    let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("event-too-large");
     Err(HandlingError::one(index, failure, TransactionState::Clean))
 }
 

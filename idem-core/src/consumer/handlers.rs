@@ -222,7 +222,7 @@ async fn run_one<S: Store>(
 
 /// A handler whose event or result was refused fails for good, whatever it answered.
 fn refused(error: &PublishError) -> Failure {
-    Failure::new(ErrorClass::Permanent, Reason::Permanent, error.to_string())
+    Failure::new(ErrorClass::Permanent, Reason::Permanent, error.to_string()).of(error.cause())
 }
 
 /// Passes the failpoint between two handlers.
@@ -281,7 +281,7 @@ fn named<S: Store>(
     };
     if answers.len() != indexes.len() {
         let text = format!("the batch handler gave {} answers for {} messages", answers.len(), indexes.len());
-        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("answers-do-not-match");
         return Err(HandlingError::Handlers { failed: for_all(indexes, failure), left: TransactionState::Clean });
     }
     let failed = indexes.iter().zip(answers).filter_map(|(index, answer)| Some((*index, answer.err()?)));
@@ -326,7 +326,7 @@ fn note_end<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
 }
 
 fn panicked() -> Failure {
-    Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "the handler panicked")
+    Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "the handler panicked").of("panic")
 }
 
 fn late(deadline: Duration) -> Failure {

@@ -42,29 +42,31 @@ impl<S: Store> Inner<S> {
     }
 
     async fn find(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
-        let poison = |reason, text: String| Failure::new(ErrorClass::Permanent, reason, text);
+        let poison = |reason, text: String, cause: &str| Failure::new(ErrorClass::Permanent, reason, text).of(cause);
         if message.headers().iter().any(|(name, _)| name == UNREADABLE_HEADERS) {
             let text =
                 format!("its headers cannot be read; they are kept as bytes, in the header {UNREADABLE_HEADERS}");
-            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
+            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text, "headers-unreadable") });
         }
         // Before anything is parsed, and before any function of the user's sees its payload.
-        if let Some(text) = too_large(&message, &self.settings) {
+        if let Some((text, cause)) = too_large(&message, &self.settings) {
             let key = key.or_else(|| self.key_outside_payload(&message));
-            return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
+            return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text, cause) });
         }
         if let Some(problem) = message.problem() {
             let text = format!("the message cannot be read: {problem}");
-            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
+            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text, "unreadable") });
         }
         let tenant = match &self.tenants {
             Tenants::One(tenant) => tenant.clone(),
             Tenants::Of(function) => match caught(|| function(&message)) {
                 Some(Some(tenant)) => tenant,
                 none => {
-                    let text =
-                        if none.is_some() { "the message has no tenant" } else { "the tenant function panicked" };
-                    return Err(Rejected { message, key, failure: poison(Reason::Malformed, text.to_owned()) });
+                    let (text, cause) = match none {
+                        Some(_) => ("the message has no tenant", "no-tenant"),
+                        None => ("the tenant function panicked", "tenant-panic"),
+                    };
+                    return Err(Rejected { message, key, failure: poison(Reason::Malformed, text.to_owned(), cause) });
                 }
             },
         };
@@ -83,8 +85,8 @@ impl<S: Store> Inner<S> {
         };
         let hash = match self.hash(&message) {
             Ok(hash) => hash,
-            Err(text) => {
-                return Err(Rejected { message, key: Some(key), failure: poison(Reason::Malformed, text) });
+            Err((text, cause)) => {
+                return Err(Rejected { message, key: Some(key), failure: poison(Reason::Malformed, text, cause) });
             }
         };
         let (scope, hash_rule) = match self.interned(&tenant).await {
@@ -105,27 +107,27 @@ impl<S: Store> Inner<S> {
 
     fn key(&self, message: &Message) -> Result<IdempotencyKey, Failure> {
         let found = caught(|| {
-            let key = self.keys.key(message).map_err(|error| error.to_string())?;
-            key.map(|key| self.key_policy.apply(key)).transpose().map_err(|error| error.to_string())
+            let key = self.keys.key(message).and_then(|key| key.map(|key| self.key_policy.apply(key)).transpose());
+            key.map_err(|error| (error.to_string(), error.cause()))
         });
-        let (reason, text) = match found {
+        let (reason, text, cause) = match found {
             Some(Ok(Some(key))) => return Ok(key),
             Some(Ok(None)) => {
                 let text = format!("the message has no idempotency key (looked for {})", self.keys.rule());
-                (Reason::MissingKey, text)
+                return Err(Failure::new(ErrorClass::Permanent, Reason::MissingKey, text));
             }
-            Some(Err(text)) => (Reason::Malformed, text),
-            None => (Reason::Malformed, format!("the key source {} panicked", self.keys.rule())),
+            Some(Err((text, cause))) => (Reason::Malformed, text, cause),
+            None => (Reason::Malformed, format!("the key source {} panicked", self.keys.rule()), "key-panic"),
         };
-        Err(Failure::new(ErrorClass::Permanent, reason, text))
+        Err(Failure::new(ErrorClass::Permanent, reason, text).of(cause))
     }
 
-    fn hash(&self, message: &Message) -> Result<PayloadHash, String> {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, (String, &'static str)> {
         let rule = &self.hashes.current;
         match caught(|| rule.hash(message)) {
             Some(Err(_)) | None if bugs::planted(Bug::UnhashedIsEmpty) => Ok(PayloadHash::NONE),
-            Some(hash) => hash.map_err(|error| error.to_string()),
-            None => Err(format!("the hash rule {} panicked", rule.rule())),
+            Some(hash) => hash.map_err(|error| (error.to_string(), "not-hashable")),
+            None => Err((format!("the hash rule {} panicked", rule.rule()), "hash-panic")),
         }
     }
 
@@ -154,11 +156,11 @@ impl<S: Store> Inner<S> {
     }
 }
 
-/// Which limit the message is beyond, if any. Headers count by number and bytes, because a broker takes many times more of
+/// Which limit the message is beyond, if any, and which cause that is. Headers count by number and bytes, because a broker takes many times more of
 /// them than senders need, and each costs memory that its bytes do not show.
-fn too_large(message: &Message, settings: &ConsumerSettings) -> Option<String> {
+fn too_large(message: &Message, settings: &ConsumerSettings) -> Option<(String, &'static str)> {
     let (headers, payload) = (message.headers(), message.payload().map_or(0, bytes::Bytes::len));
-    let beyond = |what: String, name: &str, max: usize| Some(format!("{what}, and {name} is {max}"));
+    let beyond = |what: String, name: &'static str, max: usize| Some((format!("{what}, and {name} is {max}"), name));
     if headers.len() > settings.headers_max {
         return beyond(format!("the message has {} headers", headers.len()), "headers_max", settings.headers_max);
     }

@@ -155,7 +155,7 @@ pub(super) async fn recorded<S: Store>(
     Ok(decision(verdict).map(|decision| {
         // A caller whose payload differs gets no result.
         let result = match &decision {
-            Decision::Duplicate(..) => known(inner.seal.as_deref(), claim.scope, &claim.key, result),
+            Decision::Duplicate(recorded, _) => known(inner.seal.as_deref(), claim, recorded, result),
             Decision::Processed(_) | Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => {
                 Err(NotKept::Absent)
             }
@@ -203,7 +203,7 @@ pub(super) async fn ask<S: Store>(
 ) -> Result<KeyState, StoreError> {
     let Some(claim) = &item.claim else { return Ok(KeyState::Unknown) };
     if let Some(Found { recorded, result }) = find(inner, session, claim).await? {
-        let result = known(inner.seal.as_deref(), claim.scope, &claim.key, result);
+        let result = known(inner.seal.as_deref(), claim, &recorded, result);
         return Ok(KeyState::Done { recorded: Box::new(recorded), result });
     }
     let mut own = session_or_open(inner, session.take()).await?;

@@ -518,7 +518,7 @@ impl<S: Store> Inner<S> {
             } else {
                 Reason::AttemptsExhausted
             };
-            (class, reason, code::<S>(error.inner()))
+            (class, reason, code::<S>(error.inner()).or_else(|| own_cause(&error).map(str::to_owned)))
         });
         let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
         let text = caught(|| describe::<S>(error.inner()))
@@ -536,6 +536,15 @@ fn check_number(consumer: &ConsumerName, known: Option<ScopeId>, now: ScopeId) -
         )),
         Some(_) | None => Ok(()),
     }
+}
+
+/// The cause that the handler named, or that an error of core's stands for.
+fn own_cause(error: &crate::HandlerError) -> Option<&str> {
+    let decoding = || error.downcast_ref::<crate::DecodePayloadError>().map(crate::DecodePayloadError::cause);
+    let publishing = || error.downcast_ref::<crate::PublishError>().map(crate::PublishError::cause);
+    let typing =
+        || error.downcast_ref::<crate::UnknownTypeError>().filter(|error| error.0.is_none()).map(|_| "no-type");
+    error.code().or_else(decoding).or_else(publishing).or_else(typing)
 }
 
 /// The longest text of an error that is kept.

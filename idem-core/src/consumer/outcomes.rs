@@ -51,10 +51,14 @@ impl Outcomes {
         self.verdicts[index] = Some(verdict);
     }
 
-    /// The messages whose records show them to be duplicates.
-    pub(super) fn duplicates(&self) -> impl Iterator<Item = usize> {
-        let verdicts = self.verdicts.iter().enumerate();
-        verdicts.filter(|(_, verdict)| matches!(verdict, Some(Verdict::Duplicate(..)))).map(|(index, _)| index)
+    /// The messages whose records show them to be duplicates, with these records.
+    pub(super) fn duplicates(&self) -> impl Iterator<Item = (usize, &Recorded)> {
+        self.verdicts.iter().enumerate().filter_map(|(index, verdict)| match verdict {
+            Some(Verdict::Duplicate(recorded, _)) => Some((index, recorded)),
+            Some(Verdict::Fresh(_) | Verdict::Conflict(..) | Verdict::Collision(_) | Verdict::Unanswered) | None => {
+                None
+            }
+        })
     }
 
     pub(super) fn committed(&mut self, index: usize) {

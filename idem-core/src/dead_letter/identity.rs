@@ -77,7 +77,7 @@ pub struct FailureKind<'a> {
     pub reason: Reason,
     /// The class of the last error.
     pub class: ErrorClass,
-    /// Its code, where the database gave one: an SQLSTATE, a result code of SQLite's.
+    /// The code of its cause: an SQLSTATE, a result code of SQLite's, one of idem's own such as `missing-field`, or the handler's.
     pub code: Option<&'a str>,
     /// The handler's name, where it was given one.
     pub handler: Option<&'a str>,

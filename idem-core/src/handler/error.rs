@@ -52,9 +52,16 @@ use crate::{
 pub struct HandlerError {
     class: Option<ErrorClass>,
     retry_after: Option<Duration>,
-    /// The operation's final answer. Core alone sets it, for the work of a [`RunOnce`](crate::RunOnce).
-    outcome: Option<Box<ResultBody>>,
+    /// In a box, because few errors have any of it and each is an `Err` of many functions.
+    rare: Option<Box<Rare>>,
     inner: BoxError,
+}
+
+#[derive(Default)]
+struct Rare {
+    /// The operation's final answer. Core alone sets it, for the work of a [`RunOnce`](crate::RunOnce).
+    outcome: Option<ResultBody>,
+    code: Option<&'static str>,
 }
 
 /// The longest wait that a handler may ask for.
@@ -90,6 +97,26 @@ impl HandlerError {
         Self { class: Some(class), retry_after: None, ..self }
     }
 
+    /// Names the cause, such as `account-closed`. Dead letters with different codes are different groups, which an operator lists, replays and
+    /// drops one by one. Without a code, all failures of a handler that have no code of the database's are one group.
+    ///
+    /// ```
+    /// # use idem_core::HandlerError;
+    /// let error = HandlerError::permanent("the account is closed").with_code("account-closed");
+    /// assert_eq!(error.code(), Some("account-closed"));
+    /// ```
+    #[must_use]
+    pub fn with_code(mut self, code: &'static str) -> Self {
+        self.rare.get_or_insert_default().code = Some(code);
+        self
+    }
+
+    /// The code that [`with_code`](Self::with_code) set.
+    #[must_use]
+    pub fn code(&self) -> Option<&'static str> {
+        self.rare.as_ref()?.code
+    }
+
     /// The class that was set by hand; `None` where the engine is to find it.
     #[must_use]
     pub fn class(&self) -> Option<ErrorClass> {
@@ -99,12 +126,13 @@ impl HandlerError {
     /// The operation is refused for good, with this answer.
     pub(crate) fn final_result(outcome: ResultBody) -> Self {
         let inner = "the operation was refused for good".into();
-        Self { class: Some(ErrorClass::Permanent), retry_after: None, outcome: Some(Box::new(outcome)), inner }
+        let rare = Some(Box::new(Rare { outcome: Some(outcome), code: None }));
+        Self { class: Some(ErrorClass::Permanent), retry_after: None, rare, inner }
     }
 
     /// The operation's final answer, where the error has one.
     pub(crate) fn take_outcome(&mut self) -> Option<ResultBody> {
-        self.outcome.take().map(|outcome| *outcome)
+        self.rare.as_mut()?.outcome.take()
     }
 
     /// The delay before the next attempt, where the handler asked for one.
@@ -166,7 +194,7 @@ pub(crate) fn with_causes(error: &SourceError) -> String {
 
 impl<E: Into<BoxError>> From<E> for HandlerError {
     fn from(error: E) -> Self {
-        Self { class: None, retry_after: None, outcome: None, inner: error.into() }
+        Self { class: None, retry_after: None, rare: None, inner: error.into() }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use sha2::{Digest as _, Sha256};
+
 use super::{
     event::{Destination, Event, PublishError},
     id::derived_id,
@@ -10,7 +12,7 @@ use super::{
 use crate::{
     bugs::{self, Bug},
     key::{IdempotencyKey, KEY_FIELD},
-    message::{Headers, Message, OrderingKey},
+    message::{Headers, Message, OrderingKey, Tenant},
     telemetry::{TRACEPARENT, TRACESTATE, TraceContext},
 };
 
@@ -179,7 +181,7 @@ impl<'m> Collector<'m> {
         }
         event.check()?;
         let key = if event.same_key {
-            cause.clone()
+            of_tenant(tenant, cause)?
         } else {
             let parts = [tenant.as_str(), consumer.as_str(), cause.as_str(), name, &*event.label];
             let id = if bugs::planted(Bug::RandomId) {
@@ -245,6 +247,22 @@ impl<'m> Collector<'m> {
             Some(refused) => Err(refused),
         }
     }
+}
+
+/// The key of an event that has the key of its message: joined with the tenant, where there is one, because receivers know an event by its key
+/// alone and two tenants may send the same key (O108). As for a request, the length keeps the two apart, and what is too long is hashed.
+fn of_tenant(tenant: &Tenant, key: &IdempotencyKey) -> Result<IdempotencyKey, PublishError> {
+    let tenant = tenant.as_str();
+    if tenant.is_empty() {
+        return Ok(key.clone());
+    }
+    let joined = format!("{}:{tenant} {key}", tenant.len());
+    let hashed = || {
+        let hex: String = Sha256::digest(&joined).iter().map(|byte| format!("{byte:02x}")).collect();
+        IdempotencyKey::new(&format!("sha256:{hex}"))
+    };
+    let key = IdempotencyKey::new(&joined).or_else(|_| hashed());
+    key.map_err(|_| PublishError::invalid("key", &joined, "it must be a key"))
 }
 
 /// The header that names the first cause of an event: the key of the message at the beginning of a chain of consumers. It is

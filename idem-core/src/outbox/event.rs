@@ -127,8 +127,9 @@ impl Event {
     /// Gives it the key of the handled message in place of a derived one, for a handler that forwards a message unchanged. Only
     /// one event of a message for a destination can have it.
     ///
-    /// It is the key under which the message is recorded: of a request over HTTP tenant, route and the client's key in one, because two
-    /// tenants may send the same key, and a receiver that knows keys alone would take the second one's event for a copy.
+    /// A consumer with tenants joins the tenant with the key, as in `4:acme order-1`, and a request over HTTP has tenant, route and the client's
+    /// key in one. Two tenants may send the same key, and a receiver that knows keys alone would take the second event for a copy of the
+    /// first. A joined key of more than 255 bytes is `sha256:` and the digest of that text.
     pub fn same_key(mut self) -> Self {
         self.same_key = true;
         self
@@ -267,6 +268,22 @@ pub enum PublishError {
 impl PublishError {
     pub(crate) fn invalid(what: &'static str, value: &str, rule: &'static str) -> Self {
         Self::Invalid { what, value: value.chars().take(100).collect(), rule }
+    }
+
+    /// The cause, for the group of the dead letter.
+    pub(crate) const fn cause(&self) -> &'static str {
+        match self {
+            Self::UnknownDestination { .. } => "unknown-destination",
+            Self::OtherMessage => "other-message",
+            Self::Unprotected => "unprotected",
+            Self::Repeated { .. } => "event-repeated",
+            Self::TooLarge { .. } => "event-too-large",
+            Self::TooMany { .. } => "too-many-events",
+            Self::Invalid { .. } => "event-invalid",
+            Self::NoResults => "no-results",
+            Self::ResultTooLarge { .. } => "result-too-large",
+            Self::ReferenceTooLong { .. } => "reference-too-long",
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Seals results with AES-256-GCM, for answers that must not be readable in the database, in a replica or in a backup.
 //!
 //! Each row has 32 random bytes of its own, from which HKDF-SHA256 derives its key and its nonce: no two rows share either,
-//! however many a master key has sealed. The readable part of the row is authenticated too, so that no row can
-//! be put in another one's place, and no error can be turned into a success.
+//! however many a master key has sealed. The readable part of the row is authenticated too, and the record that it belongs to, so that no row
+//! can be put in another one's place, not even in that of a later record of its own key, and no error can be turned into a success.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use ring::{
@@ -16,9 +16,9 @@ use ring::{
 use super::{
     result::{NotKept, ResultBody, StoredResult},
     rows::{KeptResult, NewResult},
-    seal::{Seal, SealError},
+    seal::{OfRecord, Seal, SealError},
 };
-use crate::{error::ConfigError, key::IdempotencyKey, message::Headers, store::ScopeId};
+use crate::{error::ConfigError, message::Headers};
 
 /// The length of a master key, in bytes.
 pub const SEAL_KEY_BYTES: usize = 32;
@@ -123,12 +123,12 @@ impl ResultKeys {
     }
 
     /// Seals with this salt, which must never be used twice.
-    fn seal_with(&self, salt: [u8; SALT_BYTES], result: NewResult) -> Result<NewResult, SealError> {
+    fn seal_with(&self, salt: [u8; SALT_BYTES], of: OfRecord<'_>, result: NewResult) -> Result<NewResult, SealError> {
         let number = self.0.current();
         let master = self.0.key(number).ok_or(SealError("the current key is gone"))?;
         let NewResult { scope, key, is_error, result, kept_for, .. } = result;
-        let (cipher, nonce) = derived(&master, &salt, scope, &key).ok_or(SealError("no key could be derived"))?;
-        let readable = readable(scope, &key, is_error, &result, number);
+        let (cipher, nonce) = derived(&master, &salt, of).ok_or(SealError("no key could be derived"))?;
+        let readable = readable(of, is_error, &result, number);
         let mut sealed = plain(&result);
         cipher.seal_in_place_append_tag(nonce, Aad::from(readable), &mut sealed).map_err(|_| SealError("too large"))?;
         let body = Bytes::from([&salt[..], &sealed].concat());
@@ -138,20 +138,20 @@ impl ResultKeys {
 }
 
 impl Seal for ResultKeys {
-    fn seal(&self, result: NewResult) -> Result<NewResult, SealError> {
+    fn seal(&self, of: OfRecord<'_>, result: NewResult) -> Result<NewResult, SealError> {
         let mut salt = [0; SALT_BYTES];
         SystemRandom::new().fill(&mut salt).map_err(|_| SealError("the system gives no random bytes"))?;
-        self.seal_with(salt, result)
+        self.seal_with(salt, of, result)
     }
 
-    fn open(&self, scope: ScopeId, key: &IdempotencyKey, kept: KeptResult) -> Result<StoredResult, NotKept> {
+    fn open(&self, of: OfRecord<'_>, kept: KeptResult) -> Result<StoredResult, NotKept> {
         let KeptResult { is_error, result, sealed_with: number, until, .. } = kept;
         let master = self.0.key(number).ok_or(NotKept::NoKey { number })?;
         let altered = || NotKept::Altered { number };
         let (salt, sealed) = result.body.split_first_chunk::<SALT_BYTES>().ok_or_else(altered)?;
-        let (cipher, nonce) = derived(&master, salt, scope, key).ok_or_else(altered)?;
+        let (cipher, nonce) = derived(&master, salt, of).ok_or_else(altered)?;
         let mut sealed = sealed.to_vec();
-        let readable = readable(scope, key, is_error, &result, number);
+        let readable = readable(of, is_error, &result, number);
         let opened = cipher.open_in_place(nonce, Aad::from(readable), &mut sealed).map_err(|_| altered())?;
         let (headers, body) = parts(opened).ok_or_else(altered)?;
         Ok(StoredResult { is_error, result: ResultBody { headers, body, ..result }, until })
@@ -168,13 +168,8 @@ impl KeyType for Derived {
 }
 
 /// The key and the nonce of one row.
-fn derived(
-    master: &[u8; SEAL_KEY_BYTES],
-    salt: &[u8; SALT_BYTES],
-    scope: ScopeId,
-    key: &IdempotencyKey,
-) -> Option<(LessSafeKey, Nonce)> {
-    let of_row = framed([LAYOUT, &scope.0.to_be_bytes(), key.as_str().as_bytes()]);
+fn derived(master: &[u8; SEAL_KEY_BYTES], salt: &[u8; SALT_BYTES], of: OfRecord<'_>) -> Option<(LessSafeKey, Nonce)> {
+    let of_row = framed([LAYOUT, &of.scope.0.to_be_bytes(), of.key.as_str().as_bytes()]);
     let mut derived = [0; DERIVED_BYTES];
     let info = [&of_row[..]];
     Salt::new(HKDF_SHA256, salt).extract(master).expand(&info, Derived).ok()?.fill(&mut derived).ok()?;
@@ -183,14 +178,18 @@ fn derived(
     Some((cipher, Nonce::try_assume_unique_for_key(nonce).ok()?))
 }
 
-/// All parts of the row that are not encrypted, each with its length.
-fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &ResultBody, number: u16) -> Vec<u8> {
+/// All parts of the row that are not encrypted, and what tells its record from an earlier one of the key, each with its length.
+fn readable(of: OfRecord<'_>, is_error: bool, result: &ResultBody, number: u16) -> Vec<u8> {
+    // Microseconds, as finely as every store keeps them.
+    let processed_at = of.processed_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
     let status = result.status.map(u16::to_be_bytes);
     let content_type = result.content_type.as_deref().map(str::as_bytes);
     let mut readable = framed([
         LAYOUT,
-        &scope.0.to_be_bytes(),
-        key.as_str().as_bytes(),
+        &of.scope.0.to_be_bytes(),
+        of.key.as_str().as_bytes(),
+        of.hash.as_bytes(),
+        &processed_at.to_be_bytes(),
         &[u8::from(is_error)],
         // An absent part differs from an empty one.
         &[u8::from(status.is_some()), u8::from(content_type.is_some())],
@@ -198,7 +197,7 @@ fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &Resul
         content_type.unwrap_or_default(),
         &number.to_be_bytes(),
     ]);
-    // A further part if there is a reference: results that were sealed before references existed have none.
+    // A further part if there is a reference.
     readable.extend(framed(result.reference.as_deref().map(str::as_bytes)));
     readable
 }

@@ -83,6 +83,28 @@ fn o15_two_destinations_and_two_labels_are_four_events() {
     assert_eq!(published(&rules, &message(Some("order-1")), same).expect("events"), ["order-1", "order-1"]);
 }
 
+/// O108: receivers know an event by its key alone, so that of two tenants with one key needs the tenant in it. No tenant's name runs into a
+/// key, and without a tenant the key is the message's own.
+#[test]
+fn o108_two_tenants_with_one_key_are_two_events() {
+    let id = |tenant: &str, key: &str| {
+        let identity = Identity {
+            tenant: Tenant::new(tenant).expect("a tenant"),
+            derives_as: ConsumerName::new("ledger").expect("a name"),
+            key: Some(IdempotencyKey::new(key).expect("a key")),
+        };
+        let ids = published(&rules(), &Message::new("{}").with_identity(identity), vec![Event::to("a").same_key()]);
+        ids.expect("events").remove(0)
+    };
+    assert_eq!(
+        (id("acme", "order-1"), id("umbrella", "order-1")),
+        ("4:acme order-1".into(), "8:umbrella order-1".into())
+    );
+    assert_ne!(id("a", "b c"), id("a b", "c"));
+    let (long, other) = (id("acme", &"x".repeat(255)), id("umbrella", &"x".repeat(255)));
+    assert!(long.starts_with("sha256:") && long.len() == 71 && long != other, "{long} {other}");
+}
+
 /// O18: a refused event fails its message, even if the handler ignores the refusal.
 #[test]
 fn o18_what_is_refused_fails_the_message() {

@@ -1,6 +1,6 @@
 //! The contract of one transaction.
 
-use std::future::Future;
+use std::{future::Future, time::SystemTime};
 
 use super::{
     AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, KeptResult, Recorded, Store, StoreError, Tx,
@@ -28,6 +28,7 @@ use super::{
 /// 10. Where several calls share a unit, core calls `savepoint` before the first one's handler, and `next_savepoint` between two.
 ///     It puts back a handler's settings for the transaction or the session, so that the next one does not see them. It fails
 ///     where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
+/// 11. `processed_at` answers the time that the inserted record will have, as [`UnitOfWork::read`] of a later unit answers it.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`](super::UnitOptions::busy_timeout) in all.
     ///
@@ -76,6 +77,14 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     fn append(&mut self, appended: &Appended) -> impl Future<Output = Result<(), AppendError>> + Send {
         let _ = appended;
         std::future::ready(Err(StoreError::Unsupported { what: "write events or results" }.into()))
+    }
+
+    /// When the record that this unit has inserted for `claim` was processed, as [`Recorded::processed_at`] says it to later readers. `None`
+    /// where the store does not know it before the commit: answers cannot be encrypted there, because each is bound to its record by this
+    /// time.
+    fn processed_at(&self, claim: &Claim) -> Option<SystemTime> {
+        let _ = claim;
+        None
     }
 
     /// Reads the results of records that this unit has found, in the order of `claims`; `None` where there is none.

@@ -39,31 +39,11 @@ ON CONFLICT (name) DO NOTHING RETURNING id, id_form, kind, message_bytes_max, is
     /// ahead. One of a destination that was paused since is renewed as long as it runs. Events whose numbers another server, or another
     /// sequence, has drawn may all have been sent, and begin anywhere: the backup that was restored may be older than any lease.
     lease: "\
-WITH leased AS (
-    UPDATE {schema}.outbox_destinations AS d
-    SET relayed_by = $2::text, relayed_until = now.at + $3::int8::float8 * interval '1 microsecond',
-        relay_lost_at = CASE WHEN d.numbers_of <> now.numbers_of THEN now.at
-            WHEN d.relayed_by <> $2::text OR d.relayed_until <= now.at THEN least(d.relayed_until, now.at)
-            ELSE d.relay_lost_at END,
-        receiver_keeps = $4::int8::float8 * interval '1 microsecond',
-        kind = $5::text, message_bytes_max = $6::int8, is_structured = $7::bool,
-        pending_from = CASE WHEN d.numbers_of <> now.numbers_of THEN 0::int8 ELSE d.pending_from END,
-        numbers_of = now.numbers_of
-    FROM (SELECT pg_catalog.clock_timestamp() AS at, pg_catalog.concat(pg_catalog.split_part({schema}.server_identity(), ', up since', 1),
-        ', sequence ', pg_catalog.to_regclass('{schema}.outbox_numbers')::oid) AS numbers_of) AS now
-    WHERE d.id = $1::int4 AND CASE WHEN d.paused_at IS NULL THEN d.relayed_by IS NULL OR d.relayed_by = $2::text
-        OR d.relayed_until <= now.at OR d.relayed_until > now.at + interval '2 minutes'
-        ELSE d.relayed_by = $2::text AND d.relayed_until > now.at END
-    RETURNING d.paused_at
-)
-SELECT EXISTS (SELECT FROM leased WHERE paused_at IS NULL) AS mine, d.paused_at IS NOT NULL AS paused,
-    greatest(extract(epoch FROM d.relayed_until - pg_catalog.clock_timestamp()) * 1000000::numeric, 0::numeric)::int8 AS left
-FROM {schema}.outbox_destinations AS d WHERE d.id = $1::int4";
+SELECT mine, paused, remaining AS left
+FROM {schema}.lease_destination($1::int4, $2::text, $3::int8, $4::int8, $5::text, $6::int8, $7::bool)";
 
-    /// Ends a lease. Parameters: 1 destination `int4`, 2 relay `text`. No result.
-    release: "\
-UPDATE {schema}.outbox_destinations SET relayed_by = NULL, relayed_until = NULL
-WHERE id = $1::int4 AND relayed_by = $2::text";
+    /// Ends a lease. Parameters: 1 destination `int4`, 2 relay `text`. No result to look at.
+    release: "SELECT {schema}.release_destination($1::int4, $2::text) AS released";
 
     /// The next events that may go, and those before them that stand behind others. Parameters: 1 destination `int4`, 2 how many
     /// `int8`, 3 how many bytes `int8`. Result, in the order of `number int8`: `is_behind bool`, `tenant text`, `consumer_name

@@ -72,13 +72,13 @@ SELECT
             ('message_attempts', 'INSERT'), ('message_attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
             ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
             ('outbox', 'SELECT'), ('outbox', 'INSERT'), ('outbox_destinations', 'SELECT'), ('outbox_destinations', 'INSERT'),
-            ('outbox_destinations', 'UPDATE'), ('processed_results', 'SELECT'), ('processed_results', 'INSERT'),
+            ('processed_results', 'SELECT'), ('processed_results', 'INSERT'),
             ('processed_results', 'UPDATE'), ('migrations', 'SELECT')
         ) AS wanted (name, privilege)
         JOIN relations AS r ON r.name = wanted.name
         -- Some rights are given for the columns that a worker writes.
         WHERE NOT pg_catalog.has_table_privilege(r.oid, wanted.privilege)
-            AND NOT (wanted.name IN ('audit', 'dead_letters', 'outbox_destinations', 'worker_runs') AND wanted.privilege IN ('INSERT', 'UPDATE')
+            AND NOT (wanted.name NOT IN ('processed_messages', 'units') AND wanted.privilege IN ('INSERT', 'UPDATE')
                 AND pg_catalog.has_any_column_privilege(r.oid, wanted.privilege))
         UNION ALL
         SELECT pg_catalog.format('USAGE on %s', c.relname) FROM pg_catalog.pg_class AS c
@@ -89,8 +89,8 @@ SELECT
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
                 'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
-                'settle_events(integer, bigint[], text[], json)', 'retry_events(bigint[], text[], boolean)', 'skip_events(bigint[], text[])',
-                'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
+                'lease_destination(integer, text, bigint, bigint, text, bigint, boolean)', 'release_destination(integer, text)',
+                'settle_events(integer, bigint[], text[], json)', 'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
                 'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)',
                 'sequences_behind()')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')

@@ -1,6 +1,6 @@
 //! One transaction on a session.
 
-use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
+use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::SystemTime};
 
 use futures_util::StreamExt as _;
 use idem_core::{
@@ -9,8 +9,8 @@ use idem_core::{
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
-    retention, unreadable,
+    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, from_microseconds, in_claim_order, key_id,
+    next_call, retention, unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -45,6 +45,8 @@ pub struct PostgresUnit<'l> {
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
+    /// When its records were processed, in µs since the Unix epoch.
+    processed_at: Option<i64>,
     /// The server process that runs this transaction, as the claim saw it.
     backend_pid: Option<i32>,
     /// Events that are written before the seal.
@@ -69,6 +71,7 @@ impl<'l> PostgresUnit<'l> {
             session,
             options,
             xid: None,
+            processed_at: None,
             backend_pid,
             events: Vec::new(),
             results: Vec::new(),
@@ -129,6 +132,7 @@ impl<'l> PostgresUnit<'l> {
                 self.xid = Some(xid);
             }
             self.backend_pid = Some(error::get(row, "backend_pid")?);
+            self.processed_at = Some(error::get(row, "processed_at")?);
         }
         Ok(row)
     }
@@ -220,6 +224,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    fn processed_at(&self, _: &Claim) -> Option<SystemTime> {
+        self.processed_at.map(from_microseconds)
     }
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {

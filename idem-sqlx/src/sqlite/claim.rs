@@ -45,11 +45,10 @@ pub(super) async fn claim(
     connection: &mut SqliteConnection,
     statements: &Statements,
     claims: &[Claim],
-    run: RunId,
-    lane: i32,
+    (run, lane): (RunId, i32),
+    now: i64,
 ) -> Result<Vec<Claimed>, StoreError> {
     let failed = |error| error::of_unit("claiming keys", error);
-    let now = clock::now();
     let parameters = Parameters::of(claims, now)?;
     let rows = sqlx::query(statements.claim())
         .bind(parameters.json)

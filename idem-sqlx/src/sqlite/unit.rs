@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::Arc,
     task::Poll,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use idem_core::{
@@ -14,11 +14,12 @@ use idem_core::{
     outbox::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions, boxed},
 };
+use idem_schema::from_microseconds;
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-use super::{SqliteStore, claim, codes, error, seal::Guard, session::SqliteSession};
+use super::{SqliteStore, claim, clock, codes, error, seal::Guard, session::SqliteSession};
 
 /// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint in the unit's
 /// transaction.
@@ -34,6 +35,8 @@ pub struct SqliteUnit<'l> {
     options: UnitOptions,
     /// This process's turn to write; given up with the unit.
     turn: Option<OwnedSemaphorePermit>,
+    /// When its records were processed, in µs since the Unix epoch.
+    processed_at: Option<i64>,
     /// The write lock was not free, and the transaction began as a reader.
     reader: bool,
     over: bool,
@@ -67,6 +70,7 @@ impl<'l> SqliteUnit<'l> {
             busy,
             options,
             turn: store.driver().connections.turn_at_once(),
+            processed_at: None,
             reader: false,
             over: false,
         };
@@ -166,7 +170,9 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
             self.become_writer().await?;
         }
         let UnitOptions { run, lane, .. } = self.options;
-        Ok(claim::claim(self.connection, &self.store.statements, claims, run, lane).await?)
+        // All records of a unit have one time, as a server's transaction gives it.
+        let now = *self.processed_at.get_or_insert_with(clock::now);
+        Ok(claim::claim(self.connection, &self.store.statements, claims, (run, lane), now).await?)
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
@@ -189,6 +195,10 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    fn processed_at(&self, _: &Claim) -> Option<SystemTime> {
+        self.processed_at.map(from_microseconds)
     }
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {

@@ -5,13 +5,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
     ConsumerName, IdempotencyKey, Recorded,
+    outbox::NewResult,
     store::{ScopeId, StoreIdentity},
 };
 
 use super::{
     MemoryStore,
     bookkeeping::Books,
-    outbox::Events,
+    outbox::{Events, ResultRow},
     state::{RecordKey, Rows, State},
 };
 
@@ -87,6 +88,13 @@ impl MemoryStore {
             state.books.forgotten(scope, key);
         }
         is_gone
+    }
+
+    /// Puts a result into the table in place of that of its key, as a login with the right to write there could.
+    pub fn replace_result(&self, result: NewResult) {
+        let mut state = self.shared.state();
+        let (key, now) = ((result.scope, result.key.clone()), state.now());
+        state.events.results.insert(key, ResultRow::new(result, now));
     }
 }
 

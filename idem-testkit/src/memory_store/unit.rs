@@ -1,6 +1,11 @@
 //! Sessions and units of work.
 
-use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    future::Future,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx,
@@ -345,6 +350,11 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Met::Nothing => Ok(()),
             Met::AnswerLost => Err(self.fail(doing, MemoryError::ConnectionLost).into()),
         }
+    }
+
+    fn processed_at(&self, claim: &Claim) -> Option<SystemTime> {
+        let state = self.shared.state();
+        state.held.get(&record_key(claim, self.shared.defect)).map(|(_, recorded)| recorded.processed_at)
     }
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {

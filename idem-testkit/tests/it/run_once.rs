@@ -433,6 +433,23 @@ mod step_by_step {
     }
 }
 
+/// S58: an operator forgets a key, and the operation runs again. The answer of before, put in the place of the new one, is refused.
+#[tokio::test]
+async fn s58_the_answer_before_a_forget_is_refused_after_it() {
+    let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
+    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+    let payments = builder.seals_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build_once().unwrap();
+    pay(&payments, "order-1", &runs).await.unwrap();
+    let before = store.results().remove(0);
+    assert!(store.forget(before.scope, &before.key));
+    pay(&payments, "order-1", &runs).await.unwrap();
+    assert!(pay(&payments, "order-1", &runs).await.unwrap().replayed);
+    store.replace_result(before);
+    let refused = pay(&payments, "order-1", &runs).await.unwrap_err();
+    assert!(matches!(&refused, RunOnceError::NotKept { why: NotKept::Altered { number: 1 }, .. }), "{refused:?}");
+    assert_eq!(runs.load(Ordering::Relaxed), 2);
+}
+
 /// V8: a caller without the key that a result is sealed with is refused, and nothing runs again.
 #[tokio::test]
 async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {

@@ -258,7 +258,7 @@ impl<S: Store, B: Source> Lane<S, B> {
              process or its connection ended; the logs of the workers that ran it may say which"
         );
         job.attempt = Attempt::Ended(attempts);
-        let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text);
+        let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text).of("no-verdict");
         self.set_aside(job, failure, !bugs::planted(Bug::ExhaustedWithoutClaim)).await;
     }
 

@@ -155,7 +155,7 @@ WHERE consumer = ?1 AND identity = ?2 RETURNING {stored}"#;
 
 const KEEP_PAYLOAD: &str = r#"
 UPDATE "{schema}_dead_letters" SET payload = ?2, payload_bytes = length(?2)
-WHERE id = ?1 AND has_payload AND payload IS NULL RETURNING id"#;
+WHERE id = ?1 AND has_payload AND payload IS NULL AND (key_id IS NULL OR idempotency_key IS NOT NULL) RETURNING id"#;
 
 const LIST_DEAD_LETTERS: &str = r#"
 SELECT {stored} FROM "{schema}_dead_letters"

@@ -34,4 +34,5 @@ mod schema;
 #[path = "../../../../idem-schema/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;
+mod stolen;
 mod usurpers;

@@ -274,9 +274,10 @@ async fn s13_cleanup_deletes_only_what_has_expired() {
         INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
         VALUES (key_id('a'), now() - interval '1 s', 1, 1, 1, 'old', ''), (key_id('b'), now() + interval '7 d', 1, 1, 1, 'new', '');
         INSERT INTO audit (at, who, action) VALUES (now() - interval '31 d', 'x', 'old'), (now() - interval '29 d', 'x', 'new');
-        INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, last_at)
-        VALUES (1, 'old', '', 'permanent', 1, '', 'x', 1, true, now() - interval '25 h'),
-            (1, 'new', '', 'permanent', 1, '', 'x', 1, true, now());";
+        INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, first_at,
+            last_at)
+        VALUES (1, 'old', '', 'permanent', 1, '', 'x', 1, true, now() - interval '26 h', now() - interval '25 h'),
+            (1, 'new', '', 'permanent', 1, '', 'x', 1, true, now() - interval '26 h', now());";
     fixture.run(rows).await;
     let mut connection = login(&fixture, "idem_cleanup").await.connect().await.unwrap();
     for table in [

@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
-    Handler, HandlerError, Message, Once, Reason, ResultBody, RunOnce, RunOnceError, Store, Tx, Worker,
+    Handler, HandlerError, Message, Once, Reason, ResultBody, RunOnce, RunOnceError, Store, Tenant, Tx, Worker,
     outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, NewResult, Outbox, OutgoingEvent},
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
@@ -377,6 +377,22 @@ pub async fn o15_two_scopes_and_two_destinations_with_one_key_are_four_events<T:
     all.sort();
     let wanted = [(0, "invoices"), (0, "orders"), (1, "invoices"), (1, "orders")];
     assert_eq!(all, wanted.map(|(place, name)| (place, name.to_owned(), "order-1".to_owned())));
+}
+
+/// O108: two tenants that send one key have two events, whose receivers know them by their keys alone.
+pub async fn o108_two_tenants_with_one_key_have_two_events<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let events = |_: &Message| Ok(vec![Event::to(DESTINATIONS[0]).same_key().body("1")]);
+    let of_header = |message: &Message| message.headers().text("tenant").and_then(|name| Tenant::new(name).ok());
+    let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).tenant_of(of_header).build().unwrap();
+    let messages = ["acme", "umbrella"].map(|tenant| msg("order-1", tenant).with_header("tenant", tenant.to_owned()));
+    assert_eq!(process(&consumer, messages).await, [Kind::Processed; 2]);
+    let mut keys: Vec<_> = everything(&fixture).await.into_iter().map(|(_, event)| event.key.to_string()).collect();
+    keys.sort();
+    assert_eq!(keys, ["4:acme order-1", "8:umbrella order-1"]);
 }
 
 /// O6: the same event again, as after a `forget`, is nothing new while it waits; another body under its key is a conflict,

@@ -275,6 +275,7 @@ macro_rules! store_conformance {
                 a_table_that_is_gone_for_a_while_is_infrastructure,
                 a_damaged_schema_is_refused_with_its_cure,
                 claims_and_reads_answer_in_order,
+                s58_a_unit_knows_the_time_of_its_records,
                 units_and_rounds_follow_one_another_on_a_lane,
                 a_failure_leaves_no_record_in_the_way_of_its_replay,
                 the_databases_clock_goes_forward,
@@ -287,6 +288,7 @@ macro_rules! store_conformance {
                 every_kind_of_handler_appends_the_same_rows,
                 events_stay_where_a_nested_transaction_goes,
                 o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
+                o108_two_tenants_with_one_key_have_two_events,
                 o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
                 a_handler_that_publishes_nothing_appends_nothing,
                 o6_a_batch_that_runs_again_publishes_what_is_new,
@@ -354,6 +356,7 @@ macro_rules! store_conformance {
             dead_letters {
                 a29_another_message_at_a_used_origin_is_another_dead_letter,
                 a29_a_copy_from_another_origin_is_counted,
+                s59_malformed_payloads_of_several_causes_are_several_groups,
                 a29_a_replayed_dead_letter_is_not_revived_by_another_message,
                 a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again,
                 a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none,

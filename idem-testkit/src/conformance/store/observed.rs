@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     error::Error,
     sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use idem_core::{
@@ -194,6 +195,10 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         self.spy.appended.add();
         self.inner.append(appended).await
+    }
+
+    fn processed_at(&self, claim: &Claim) -> Option<SystemTime> {
+        self.inner.processed_at(claim)
     }
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {

@@ -342,6 +342,31 @@ pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
     assert_eq!(fixture.recorded().await.len(), (0..40).filter(|index| is_old(*index)).count());
 }
 
+/// S58, contract of UnitOfWork 11: a unit knows the time of its records before the commit, to the microsecond. An encrypted answer is bound
+/// to its record by it.
+pub async fn s58_a_unit_knows_the_time_of_its_records<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !fixture.store.capabilities().results {
+        return;
+    }
+    let registered = fixture.register().await;
+    let mut lane = fixture.open().await;
+    for keys in [&["order-1"][..], &["order-2", "order-3", "order-4"]] {
+        let claims: Vec<_> = keys.iter().map(|key| claim(&registered, key, "p")).collect();
+        let options = options(registered.run).alone(keys.len() == 1);
+        let mut unit = within("beginning", fixture.store.begin(&mut lane, options)).await.unwrap();
+        assert!(within("claiming", unit.claim(&claims)).await.unwrap().iter().all(|one| *one == Claimed::Inserted));
+        let known: Vec<_> = claims.iter().map(|claim| unit.processed_at(claim)).collect();
+        assert!(known.iter().all(Option::is_some), "{known:?}");
+        within("committing", unit.commit()).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(&mut lane, options)).await.unwrap();
+        within("claiming nothing", unit.claim(&[])).await.unwrap();
+        let read = within("reading", unit.read(&claims)).await.unwrap();
+        assert_eq!(read.into_iter().map(|read| read.map(|read| read.processed_at)).collect::<Vec<_>>(), known);
+        within("rolling back", unit.rollback()).await.unwrap();
+    }
+}
+
 /// One unit may claim in several rounds, and a lane carries one unit after the other; a large claim is still one.
 pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);

@@ -2,10 +2,8 @@
 
 mod answer;
 mod ask;
-#[cfg(feature = "axum")]
 mod axum_layer;
 mod builder;
-mod closure;
 mod counts;
 mod digest;
 mod error;
@@ -24,7 +22,6 @@ mod route;
 mod run;
 mod scope;
 mod scoped_key;
-mod sharing;
 mod tenants;
 mod verify_digest;
 
@@ -34,16 +31,13 @@ use http::HeaderName;
 use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
 use tokio::sync::Semaphore;
 
-#[cfg(feature = "axum")]
-pub use self::axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError};
 pub use self::{
     answer::{ALLOWED_HEADERS, EXPOSED_HEADERS},
     ask::AskService,
+    axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError},
     builder::IdempotencyBuilder,
-    closure::{Answering, IdempotentRoute},
     counts::{RouteCounts, WaitingRepeats},
     digest::check_digests,
-    error::HttpError,
     fingerprint::{Fingerprint, HashSecret},
     profile::Profile,
     request_key::RequestKey,
@@ -80,7 +74,6 @@ pub(crate) struct Shared<S: Store> {
     coded_after: bool,
     problem_types: String,
     counts: Counts,
-    #[cfg(feature = "axum")]
     told_of_unused: std::sync::Once,
 }
 

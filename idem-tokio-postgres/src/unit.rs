@@ -14,7 +14,7 @@ use idem_core::{
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, in_claim_order,
-    key_id, next_call, retention, unreadable,
+    key_id, retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -303,14 +303,6 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
         self.behind_handler("taking effects back", "ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
-    fn shares_calls(&self) -> bool {
-        self.session.may_reset
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.behind_handler("going on to the next call", &next_call(self.options.idle_timeout)).await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

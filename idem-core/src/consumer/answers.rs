@@ -38,9 +38,8 @@ pub struct Decided {
 
 /// The requests of a unit's caller. Without them a unit reads no results.
 pub(crate) struct Answers<'w, S: Store> {
-    /// The work to run in a consumer without a handler of its own: that of the one call, or of each of several by the
-    /// place of its message in the unit.
-    pub(super) works: &'w [&'w dyn DynHandler<S>],
+    /// The work to run in a consumer without a handler of its own.
+    pub(super) work: Option<&'w dyn DynHandler<S>>,
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
     /// By the place of the message in the unit.
@@ -54,9 +53,9 @@ pub(crate) struct Answers<'w, S: Store> {
 }
 
 impl<'w, S: Store> Answers<'w, S> {
-    pub(super) fn new(works: &'w [&'w dyn DynHandler<S>], final_errors: bool) -> Self {
+    pub(super) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
         Self {
-            works,
+            work,
             final_errors,
             of: Vec::new(),
             #[cfg(feature = "bugs")]
@@ -71,13 +70,8 @@ impl<'w, S: Store> Answers<'w, S> {
         Self {
             #[cfg(feature = "bugs")]
             early: self.early.clone(),
-            ..Self::new(self.works, self.final_errors)
+            ..Self::new(self.work, self.final_errors)
         }
-    }
-
-    /// Whether several calls share the unit.
-    pub(super) fn are_of_calls(&self) -> bool {
-        self.works.len() > 1
     }
 
     /// Takes the results of duplicates from those that were read with the records, by the places of the messages, and reads the

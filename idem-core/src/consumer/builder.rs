@@ -414,7 +414,6 @@ impl<S: Store> DedupConsumerBuilder<S> {
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
-            calls_run_alone: OnceLock::new(),
             transaction_use: super::TransactionUse::default(),
             no_winner: AtomicU32::new(0),
         };

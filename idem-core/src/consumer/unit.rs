@@ -16,7 +16,6 @@ use super::{
     handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
     isolate::NO_LANE,
     outcomes::Outcomes,
-    together,
 };
 use crate::{
     bugs::{self, Bug},
@@ -34,8 +33,7 @@ use crate::{
 pub(crate) enum End {
     /// Every message has a decision, in order.
     Decided(Vec<Decision>),
-    /// A message was fresh, but its handler was not to run, and the claims were given up: see [`Gate`]. Or its calls cannot
-    /// share a unit on this connection.
+    /// A message was fresh, but its handler was not to run, and the claims were given up: see [`Gate`].
     NotBegun,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
@@ -183,9 +181,6 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, store_failed(inject(injected)));
     }
-    if answers.as_deref().is_some_and(Answers::are_of_calls) && !unit.shares_calls() {
-        return (rollback(inner, unit).await.is_ok(), End::NotBegun);
-    }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
@@ -308,16 +303,13 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     fresh: Vec<(usize, Ticket)>,
     answers: Option<&Answers<'_, S>>,
 ) -> Result<AllHandedIn, HandlingError> {
-    let (works, final_errors) = answers.map_or((&[][..], false), |answers| (answers.works, answers.final_errors));
-    if answers.is_some_and(Answers::are_of_calls) {
-        return together::handle(inner, unit, items, fresh, works, final_errors).await;
-    }
+    let (work, final_errors) = answers.map_or((None, false), |answers| (answers.work, answers.final_errors));
     let index = fresh.first().map_or(0, |(index, _)| *index);
     if final_errors {
         let savepoint = answered(inner.settings.answer_timeout, "setting a savepoint", unit.savepoint());
         savepoint.await.map_err(HandlingError::Store)?;
     }
-    match handle_all(inner, unit, items, fresh, works.first().copied()).await {
+    match handle_all(inner, unit, items, fresh, work).await {
         Err(HandlingError::Final(outcome)) => refuse(inner, unit, index, outcome, final_errors).await,
         handled => handled,
     }

@@ -30,7 +30,7 @@ use tower_service::Service;
 
 use super::{
     Idempotency, Shared,
-    error::{self, HttpError},
+    error::{self, Wish},
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
@@ -68,9 +68,19 @@ impl<S: Store> Idempotency<S> {
     /// `PUT`, `DELETE` or `MKCOL`, is protected if it has one. A handler gets its transaction through the extractor [`Idem`]. The
     /// transaction is committed together with the answer, after the handler has answered and before the client gets the answer.
     ///
-    /// [`HttpError`]'s table says which answers are kept; every answer of an axum handler counts as `Ok` there. In addition, a 4xx of a
-    /// handler that has not used its transaction is not kept, because an extractor has refused the request.
-    /// [`Idem::refuse`] keeps such an answer, and rolls back the handler's writes.
+    /// | A handler responds | its effects | the response is kept | a repeat gets |
+    /// |---|---|---|---|
+    /// | with 2xx, 3xx or 4xx | committed | yes | the same response |
+    /// | the same after [`Idem::refuse`] | rolled back | yes | the same response |
+    /// | the same after [`Idem::discard`] | rolled back | no | a run |
+    /// | with 4xx, and has not used its transaction: an extractor has refused the request | none | no | a run |
+    /// | with 5xx | rolled back | no | a run |
+    /// | with 1xx, or a number that is not a status of HTTP | rolled back | no: it is answered with 500 | a run |
+    /// | with a [`StepError`], panics, or does not end in time | rolled back | no | a run |
+    ///
+    /// A decline that has effects of its own, such as a row that counts it, needs neither `refuse` nor `discard`. 401, 403, 408, 425 and
+    /// 429 concern a request and not its operation. If they were kept, every repeat of the key would get them: call `discard` before. Without
+    /// it they are refused in debug builds, and counted in others. The guide's page on HTTP has the table of all statuses.
     ///
     /// A handler under the layer must take [`Idem`]. If it does not, its 2xx and 3xx become a 500 that is not kept, because nothing that it does is
     /// protected. One that takes it and has nothing to write need not use it.
@@ -110,14 +120,6 @@ impl<S: Store> Idempotency<S> {
     /// repeat gets the first answer from this layer, and layers inside of it do not run again. A decision that depends on the
     /// caller can also be made by [`tenant`](crate::IdempotencyBuilder::tenant), which is called each time.
     ///
-    /// Requests under a layer share no transactions. A handler here runs once a key, and its own steps cannot be repeated for a neighbour's
-    /// sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may run again.
-    ///
-    /// ```compile_fail,E0599
-    /// # fn shared<S: idem_core::Store>(idempotency: idem_http::Idempotency<S>) {
-    /// let _ = idempotency.layer().shares_units(16);
-    /// # }
-    /// ```
     #[must_use]
     pub fn layer(&self) -> IdempotencyLayer<S> {
         IdempotencyLayer { shared: Arc::clone(&self.0), settings: RouteSettings::new(self.0.limits) }
@@ -237,6 +239,8 @@ struct Slot<S: Store> {
     /// Whether it has done a step in it.
     is_used: AtomicBool,
     is_refused: AtomicBool,
+    /// Whether the handler asked for nothing to be kept.
+    is_discarded: AtomicBool,
 }
 
 type StepFn<S> = dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> + Send;
@@ -249,6 +253,7 @@ impl<S: Store> Slot<S> {
             is_taken: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
+            is_discarded: AtomicBool::new(false),
         }
     }
 
@@ -346,6 +351,12 @@ impl<S: Store> Idem<S> {
     /// Marks the handler's answer as a permanent refusal: its writes are rolled back, and the answer is kept.
     pub fn refuse(&self) {
         self.0.is_refused.store(true, Ordering::Relaxed);
+    }
+
+    /// Marks the handler's response as one that is not kept: its writes are rolled back, and a repeat runs. Use it before a response that
+    /// concerns the request and not the operation, such as 429.
+    pub fn discard(&self) {
+        self.0.is_discarded.store(true, Ordering::Relaxed);
     }
 }
 
@@ -500,8 +511,8 @@ impl<T> OfLayer<T> {
                 if let Some(OfStep(problem)) = response.extensions().get() {
                     return last.roll_back(Ended::Not(problem.clone()));
                 }
-                match treated(response, &slot, &shared) {
-                    Some(answered) => last.judge(answered, &shared, response_bytes_max),
+                match wish(response.status(), &slot, &shared) {
+                    Some(wish) => last.judge(response, wish, &shared, response_bytes_max),
                     None => last.roll_back(Ended::Not(Problem::Unprotected)),
                 }
             })
@@ -555,23 +566,20 @@ where
     }
 }
 
-/// The handler's answer, classed as kept, refused or not kept. `None` if the handler did not take its transaction and answered as
-/// if it had done something.
-fn treated<S: Store>(
-    response: http::Response<Bytes>,
-    slot: &Slot<S>,
-    shared: &Shared<S>,
-) -> Option<Result<http::Response<Bytes>, HttpError>> {
+/// The treatment of a handler's response. `None` if the handler did not take its transaction and answered as if it had done something.
+fn wish<S: Store>(status: StatusCode, slot: &Slot<S>, shared: &Shared<S>) -> Option<Wish> {
     let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-    let status = response.status();
+    if is(&slot.is_discarded) {
+        return Some(Wish::Drop);
+    }
     if is(&slot.is_refused) {
-        return Some(Err(HttpError::refused(response)));
+        return Some(Wish::Refuse);
     }
     if is(&slot.is_used) || status.is_server_error() {
-        return Some(Ok(response));
+        return Some(Wish::Commit);
     }
     if status.is_client_error() {
-        return Some(Err(HttpError::not_kept(response)));
+        return Some(Wish::Drop);
     }
     shared.counts.untaken.increment(1);
     if !is(&slot.is_taken) {
@@ -583,5 +591,5 @@ fn treated<S: Store>(
             "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are not protected"
         );
     });
-    Some(Ok(response))
+    Some(Wish::Commit)
 }

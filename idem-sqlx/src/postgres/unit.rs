@@ -9,8 +9,8 @@ use idem_core::{
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
-    retention, unreadable,
+    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, retention,
+    unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -236,14 +236,6 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
         self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
-    fn shares_calls(&self) -> bool {
-        self.session.may_reset
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work(&next_call(self.options.idle_timeout)).await
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

@@ -376,24 +376,6 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         Ok(())
     }
 
-    fn shares_calls(&self) -> bool {
-        true
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        let doing = "going on to the next call";
-        if self.pending.lost {
-            return Err(self.fail(doing, MemoryError::ConnectionLost));
-        }
-        if self.pending.status == Status::Aborted {
-            return Err(store_error(doing, MemoryError::Aborted));
-        }
-        if self.pending.savepoint.is_none() || self.has_ended() {
-            return Err(store_error(doing, MemoryError::NoTransaction));
-        }
-        self.savepoint().await
-    }
-
     async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
         let doing = "taking effects back";
         tokio::task::yield_now().await;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use idem_core::{
-    Call, Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
+    Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
     WorkError, outbox::ResultKeys,
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
@@ -296,42 +296,6 @@ fn what_does_not_go_with_work_of_calls_is_refused() {
     assert_eq!(field(builder().shares_units(10)), "shares_units");
     assert_eq!(field(builder().unprotected_type("ping")), "unprotected_type");
     assert_eq!(builder().build().unwrap_err().field, "handler");
-}
-
-/// W86: calls that must not be in one transaction with others share none.
-#[tokio::test]
-async fn w86_calls_with_units_of_their_own_share_none() {
-    let builder = || RunOnce::builder(MemoryStore::new(), "payments").handler_deadline(Duration::from_secs(5));
-    let outside = builder().effects(Effects::Outside).build_once().unwrap();
-    let of_one = builder().effects(Effects::InTransaction).units_of_one().build_once().unwrap();
-    for payments in [outside, of_one] {
-        assert_eq!(payments.check_sharing().unwrap_err().field, "shares_units");
-        let call = |key| Call::new(idem_testkit::message(key, "p"), |_| Box::pin(async { panic!("it ran") }));
-        let ended = payments.shared_unit().await.run(vec![call("a"), call("b")]).await;
-        assert!(ended.iter().all(Option::is_none), "{ended:?}");
-    }
-    assert!(builder().effects(Effects::InTransaction).build_once().unwrap().check_sharing().is_ok());
-}
-
-/// W82: an event belongs to its own call, and goes with its refusal.
-#[tokio::test]
-async fn w82_events_of_calls_that_share_a_unit_are_their_own() {
-    let store = Arc::new(MemoryStore::new());
-    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.final_errors().publishes_to(["ledger"]).build_once().unwrap();
-    let call = |key: &str, is_refused: bool| {
-        Call::new(idem_testkit::message(key, "p"), move |tx| {
-            Box::pin(async move {
-                let message = tx.message().ok_or("a call has one message")?;
-                tx.publish(message, idem_core::Event::to("ledger").label("paid").body("1177"))?;
-                let result = ResultBody::new("done");
-                if is_refused { Err(WorkError::final_result(result)) } else { Ok(result) }
-            })
-        })
-    };
-    let ended = payments.shared_unit().await.run(vec![call("a", false), call("b", true), call("c", false)]).await;
-    assert!(ended.iter().all(|ended| matches!(ended, Some(Ok(_)))), "{ended:?}");
-    assert_eq!(store.events().len(), 2);
 }
 
 mod step_by_step {

@@ -208,8 +208,7 @@ mod broken {
         loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record,
             repeats::v14_a_repeat_begins_no_unit;
         finds_results_of_others: ResultsByKeyAlone by results::v5_two_tenants_with_one_key_have_two_results;
-        keeps_what_was_refused: SavepointKeepsEffects by results::v11_a_refusal_keeps_its_key_and_takes_effects_back,
-            calls::v16_a_refusal_among_calls_takes_back_its_own;
+        keeps_what_was_refused: SavepointKeepsEffects by results::v11_a_refusal_keeps_its_key_and_takes_effects_back;
         lets_go_what_was_refused: SavepointLosesClaims by results::v11_a_refused_operation_runs_once,
             results::v11_a_refusal_keeps_its_key_and_takes_effects_back;
         measures_everybodys_dead_letters: MeasuresEverybodysDeadLetters by

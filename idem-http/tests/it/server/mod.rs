@@ -3,7 +3,6 @@
 mod ask;
 mod both;
 mod coded;
-mod company;
 mod gates;
 mod grounds;
 mod layer;
@@ -13,7 +12,6 @@ mod profiles;
 mod proxied;
 mod rates;
 mod repeats;
-mod shared;
 mod statuses;
 mod stores;
 mod support;

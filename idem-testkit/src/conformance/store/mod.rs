@@ -51,7 +51,6 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
 
 pub mod batches;
-pub mod calls;
 pub mod competition;
 pub mod consumers;
 pub mod dead_letters;
@@ -172,17 +171,6 @@ macro_rules! store_conformance {
                 a_failure_in_a_shared_unit_is_its_own,
                 tenants_share_no_unit,
                 a16_a_call_that_is_dropped_takes_nobody_with_it,
-            }
-            calls {
-                v16_calls_share_a_unit,
-                v16_a_refusal_among_calls_takes_back_its_own,
-                v16_a_failure_among_calls_leaves_nothing,
-                v16_a_transaction_that_one_call_has_spoilt_is_nobodys,
-                v16_a_lost_commit_of_calls_is_found_out,
-                v16_copies_and_conflicts_among_calls,
-                v16_calls_of_two_tenants_share_nothing,
-                v16_a_result_over_the_bound_among_calls_leaves_nothing,
-                v16_a_held_key_among_calls_has_each_run_alone,
             }
             competition {
                 one_waiter_runs_when_the_winner_rolls_back,

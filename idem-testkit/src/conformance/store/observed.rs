@@ -216,15 +216,6 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
         self.inner.rollback_to_savepoint().await
     }
 
-    fn shares_calls(&self) -> bool {
-        self.inner.shares_calls()
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.spy.savepoints.add();
-        self.inner.next_savepoint().await
-    }
-
     async fn commit(self) -> Result<(), CommitError> {
         let lost = self.spy.commits.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let unknown = || Err(CommitError::Unknown("the suite lost the answer to this commit".into()));

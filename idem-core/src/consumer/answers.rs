@@ -6,17 +6,16 @@ use super::{
     Inner, Item,
     claim::{Results, one_answer_each},
     dedupe::Fold,
-    handlers::{AllHandedIn, HandlingError, TransactionState, checked},
+    handlers::AllHandedIn,
     outcomes::Outcomes,
     unit::answered,
 };
 use crate::{
-    dead_letter::Reason,
-    error::{ErrorClass, StoreError},
+    error::StoreError,
     handler::DynHandler,
     message::Message,
-    outbox::{HandedIn, NotKept, ResultBody, StoredResult, known},
-    outcome::{Decision, Failure},
+    outbox::{NotKept, ResultBody, StoredResult, known},
+    outcome::Decision,
     store::{Claim, Store, UnitOfWork},
 };
 
@@ -42,6 +41,8 @@ pub(crate) struct Answers<'w, S: Store> {
     pub(super) work: Option<&'w dyn DynHandler<S>>,
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
+    /// The outcome of a work that was refused for good. It is kept in a unit of its own, in which nothing runs.
+    pub(super) refused: Option<ResultBody>,
     /// By the place of the message in the unit.
     pub(super) of: Vec<Option<Known>>,
     /// The writes of a planted bug in a second transaction.
@@ -57,6 +58,7 @@ impl<'w, S: Store> Answers<'w, S> {
         Self {
             work,
             final_errors,
+            refused: None,
             of: Vec::new(),
             #[cfg(feature = "bugs")]
             late: None,
@@ -133,39 +135,5 @@ impl<'w, S: Store> Answers<'w, S> {
             }
         });
         self.of = all.collect();
-    }
-}
-
-/// Takes back the effects of this message's handler since its savepoint, and has its outcome in their place. The key stays
-/// claimed all the while (V11).
-pub(super) async fn refuse<S: Store>(
-    inner: &Inner<S>,
-    unit: &mut S::Unit<'_>,
-    index: usize,
-    outcome: ResultBody,
-    final_errors: bool,
-) -> Result<AllHandedIn, HandlingError> {
-    if !final_errors {
-        let text = "the work was refused for good, but this consumer was not built with .final_errors()";
-        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
-        return Err(HandlingError::one(index, failure, TransactionState::Clean));
-    }
-    if crate::bugs::planted(crate::bugs::Bug::FinalInNewUnit) {
-        return Err(HandlingError::Final(outcome));
-    }
-    let undone = answered(inner.settings.answer_timeout, "taking effects back", unit.rollback_to_savepoint()).await;
-    undone.map_err(|error| behind_handler::<S>(index, error))?;
-    checked::<S>(unit, index)?;
-    Ok(vec![(index, HandedIn::of_error(outcome))])
-}
-
-/// The failure of a handler behind which a statement of idem's own failed.
-pub(super) fn behind_handler<S: Store>(index: usize, error: StoreError) -> HandlingError {
-    match error.class() {
-        // The handler has ended the transaction, and the savepoint with it, or has ignored an error.
-        ErrorClass::Transient | ErrorClass::Permanent => {
-            HandlingError::one(index, super::handlers::unsealed::<S>(&error), TransactionState::Unknown)
-        }
-        ErrorClass::RunUnitAgain | ErrorClass::Infrastructure | ErrorClass::Fatal => HandlingError::Store(error),
     }
 }

@@ -22,9 +22,8 @@ use super::{
 ///    at most, when all handlers have succeeded, and only where there is something to write.
 /// 8. `read_results` answers the results that were committed with the records of these keys, and `look_up` the answers of
 ///    `read` and `read_results`.
-/// 9. `rollback_to_savepoint` undoes the writes since the last savepoint, and a statement that failed since; keys that were
-///    claimed before stay claimed all the while. Core calls it once a savepoint at most. In a unit of one message it calls
-///    `savepoint` once at most.
+/// 9. After a `commit` that answered [`CommitError::RolledBack`] with [`StoreError::Unsealed`], and after `rollback`, the session can
+///    begin another unit.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`](super::UnitOptions::busy_timeout) in all.
     ///
@@ -105,28 +104,6 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
             let found = recorded.into_iter().zip(results);
             Ok(found.map(|(recorded, result)| Some(Found::new(recorded?, result))).collect())
         }
-    }
-
-    /// Marks where the handler begins, so that its effects can be taken back and the claim be kept.
-    ///
-    /// # Errors
-    /// The unit is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
-    }
-
-    /// Undoes the writes since [`savepoint`](Self::savepoint).
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn rollback_to_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
     }
 
     /// Seals the transaction and commits it.

@@ -307,7 +307,12 @@ impl<S: Store> Idem<S> {
         let (answer, answered) = oneshot::channel();
         let step: Box<StepFn<S>> = Box::new(move |tx| {
             Box::pin(async move {
-                let done = step(tx).await;
+                let done = step(tx).await.map_err(|error| StepError::of::<S>(error.into()));
+                if let Err(error) = &done
+                    && error.is_of_database
+                {
+                    tx.note_error(error.noted());
+                }
                 // The caller may have given up.
                 let _ = answer.send(done);
             })
@@ -316,8 +321,7 @@ impl<S: Store> Idem<S> {
         steps.send(step).await.map_err(|_| over())?;
         // This sender would keep the operation open.
         drop(steps);
-        let done = answered.await.map_err(|_| over())?;
-        done.map_err(|error| StepError::of::<S>(error.into()))
+        answered.await.map_err(|_| over())?
     }
 
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
@@ -370,6 +374,8 @@ pub struct StepError {
     error: HandlerError,
     problem: Problem,
     text: String,
+    /// Whether a statement has failed, so that the transaction may have failed too.
+    is_of_database: bool,
 }
 
 /// Marks the response of a [`StepError`], for the layer around the handler.
@@ -383,7 +389,18 @@ impl StepError {
         let code = chain(error.inner()).find_map(S::code);
         let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
         let problem = if comes_again && !is_refused { Problem::FailedForNow } else { Problem::Failed };
-        Self { text: describe::<S>(error.inner()), problem, error }
+        let is_of_database = S::classify(error.inner()).is_some();
+        Self { text: describe::<S>(error.inner()), problem, error, is_of_database }
+    }
+
+    /// The same error, for the transaction that it may have spoilt.
+    fn noted(&self) -> HandlerError {
+        let text = self.text.clone();
+        if matches!(self.problem, Problem::FailedForNow) {
+            HandlerError::transient(text)
+        } else {
+            HandlerError::permanent(text)
+        }
     }
 
     /// The error below.
@@ -401,6 +418,7 @@ impl From<serde_json::Error> for StepError {
             text: "a value cannot be written as JSON, or read".to_owned(),
             problem: Problem::Failed,
             error: error.into(),
+            is_of_database: false,
         }
     }
 }

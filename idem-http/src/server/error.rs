@@ -73,16 +73,16 @@ fn fit(response: Response<Bytes>, limits: Limits<'_>, judged: fn(Response<Bytes>
     judged(response)
 }
 
-/// Codes of references to a row that is not there, or from one that still is: PostgreSQL's and SQLite's, which come at once or with the COMMIT.
-/// For a message the other row may be on its way, so it comes again. A client waits for the answer before it sends the next request, and would
-/// be asked to come again for ever.
-const BROKEN_REFERENCES: [&str; 4] = ["23001", "23503", "40002", "787"];
+/// Codes that are transient for a message and permanent for a client. References to a row that is not there, or from one that still is
+/// (PostgreSQL's and SQLite's): for a message the other row may be on its way. A client waits for the response before it sends the next
+/// request. 25P02 is a statement in a transaction that had failed before: the handler has swallowed the error of that failure.
+const LASTING: [&str; 5] = ["23001", "23503", "25P02", "40002", "787"];
 
 /// Whether another try may go better, by the class of an error and the database's code for it.
 pub(crate) fn comes_again(class: ErrorClass, is_by_hand: bool, code: Option<&str>) -> bool {
     match class {
         ErrorClass::Permanent | ErrorClass::Fatal => false,
-        ErrorClass::Transient => is_by_hand || !code.is_some_and(|code| BROKEN_REFERENCES.contains(&code)),
+        ErrorClass::Transient => is_by_hand || !code.is_some_and(|code| LASTING.contains(&code)),
         ErrorClass::RunUnitAgain | ErrorClass::Infrastructure => true,
     }
 }

@@ -199,14 +199,6 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
         claim::look_up(self.connection, &self.store.statements, claims).await
     }
 
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("SAVEPOINT idem_work").await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
     async fn commit(mut self) -> Result<(), CommitError> {
         if let Err(error) = self.check() {
             return Err(self.refused(error).await);

@@ -3,6 +3,7 @@
 mod ask;
 mod both;
 mod coded;
+mod errors;
 mod gates;
 mod grounds;
 mod layer;

@@ -22,6 +22,7 @@ mod route;
 mod run;
 mod scope;
 mod scoped_key;
+mod step_error;
 mod tenants;
 mod verify_digest;
 
@@ -34,7 +35,7 @@ use tokio::sync::Semaphore;
 pub use self::{
     answer::{ALLOWED_HEADERS, EXPOSED_HEADERS},
     ask::AskService,
-    axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError},
+    axum_layer::{Idem, IdempotencyLayer, Idempotent},
     builder::IdempotencyBuilder,
     counts::{RouteCounts, WaitingRepeats},
     digest::check_digests,
@@ -43,6 +44,7 @@ pub use self::{
     request_key::RequestKey,
     scope::Authenticated,
     scoped_key::ScopedKey,
+    step_error::StepError,
     verify_digest::{DigestVerified, VerifiedBody, VerifyDigest},
 };
 use self::{builder::Limits, counts::Counts, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};

@@ -217,7 +217,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { layer, path, handler } = self.clone();
-        let router = Router::new().route(path, any(in_one_step::<S>).route_layer(layer)).with_state(handler);
+        let router = Router::new().route(path, any(in_one_step::<S>).layer(layer)).with_state(handler);
         Box::pin(router.oneshot(request.map(Body::new)))
     }
 }

@@ -123,7 +123,9 @@ async fn w23_stripes_clients_find_their_errors() {
     // Another endpoint has keys of its own, which Stripe has not.
     let stripe = builder(&ground).profile(Profile::stripe()).build().unwrap();
     let elsewhere = mounted(&stripe, "/u", |_, _| Box::pin(async { Ok(http::Response::new("elsewhere".into())) }));
-    let elsewhere = Seen::of(tower::ServiceExt::oneshot(elsewhere, request("k", "two")).await.unwrap()).await;
+    let mut other = request("k", "two");
+    *other.uri_mut() = "/u".parse().unwrap();
+    let elsewhere = Seen::of(tower::ServiceExt::oneshot(elsewhere, other).await.unwrap()).await;
     assert_eq!((elsewhere.status, elsewhere.is_replayed()), (200, Some(false)), "{elsewhere:?}");
     let running = while_running(&route, &runs).await;
     assert_eq!((running.status, &running.json()["error"]["code"]), (409, &"idempotency_key_in_use".into()));

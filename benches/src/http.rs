@@ -10,7 +10,6 @@ mod memory;
 mod open_loop;
 mod refused;
 mod server;
-mod shared;
 
 use std::error::Error;
 
@@ -25,7 +24,6 @@ pub(crate) use self::{
     memory::{GROWN, watched as memory},
     refused::{HELD, KEYLESS, OTHER, REPLAY, all as refused, table as refused_table},
     server::serve,
-    shared::{SHARED, table as shared_table},
 };
 use crate::postgres::{checkpoint, reset_tables, store};
 
@@ -39,22 +37,16 @@ enum Way {
     ByHand,
     /// Under the layer.
     Idem,
-    /// As a route of idem's, which is given its transaction.
-    Route,
-    /// The same, with transactions that requests share.
-    Shared,
 }
 
 impl Way {
-    const ALL: [Self; 5] = [Self::Bare, Self::ByHand, Self::Idem, Self::Route, Self::Shared];
+    const ALL: [Self; 3] = [Self::Bare, Self::ByHand, Self::Idem];
 
     fn name(self) -> &'static str {
         match self {
             Self::Bare => "bare",
             Self::ByHand => "by-hand",
             Self::Idem => "idem",
-            Self::Route => "route",
-            Self::Shared => "shared",
         }
     }
 
@@ -72,7 +64,7 @@ impl Way {
     async fn prepare(self, url: &str, connection: &mut PgConnection) -> Result<(), Failed> {
         reset_tables(connection).await?;
         sqlx::raw_sql(debit::TABLES).execute(&mut *connection).await?;
-        if matches!(self, Self::Idem | Self::Route | Self::Shared) {
+        if self == Self::Idem {
             store(url).await?;
         }
         Ok(checkpoint(connection).await?)
@@ -85,7 +77,7 @@ async fn debits(connection: &mut PgConnection, way: Way) -> Result<usize, Failed
     let records = match way {
         Way::Bare => "idem_bench.transactions",
         Way::ByHand => "idem_bench.idempotency_keys",
-        Way::Idem | Way::Route | Way::Shared => "idem_bench_records.processed_results WHERE kind = 0",
+        Way::Idem => "idem_bench_records.processed_results WHERE kind = 0",
     };
     let counted = format!(
         "SELECT (SELECT count(*) FROM idem_bench.transactions),

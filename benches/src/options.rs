@@ -99,11 +99,7 @@ const CASES: [(&str, When, &str); 28] = [
     ("relay-times", When::Asked, "from commit to confirmation at half load, and from a kill to the next relay"),
     ("relay-backlog", When::Asked, "a backlog of one destination, and what another one notices of it"),
     ("relay-snapshot", When::Asked, "six turnovers of the outbox, with and without an old snapshot open"),
-    (
-        "http",
-        When::Asked,
-        "first runs, replays and shared transactions over HTTP, on both stores; a minute a round; needs wrk",
-    ),
+    ("http", When::Asked, "first runs and replays over HTTP, on both stores; a minute a round; needs wrk"),
     ("http-refused", When::Asked, "what requests that are refused, and replays, have the database write; needs wrk"),
     ("http-latency", When::Asked, "an answer's latency at half of what the bare handler can"),
     ("http-memory", When::Asked, "resident memory at full load, for --minutes N (2); needs wrk"),

@@ -139,7 +139,6 @@ fn requests() -> impl Iterator<Item = Target> {
         targets.extend([
             of("first runs, over the textbook by hand", "http", &table, http::IDEM, BeAtLeast(0.9)),
             of("replays, over first runs", "http", &replays, http::REPLAYS, BeAtLeast(2.0)),
-            of("transactions shared, over not", "http", &http::shared_table(driver), http::SHARED, BeAtLeast(2.0)),
         ]);
         // The server's other work is in these too, so they are not exactly nothing.
         for (what, line) in [

@@ -94,8 +94,6 @@ pub enum Bug {
     ResultInSecondTx,
     /// A call has its answer before its commit, whatever comes of that (W17).
     AnswersBeforeCommit,
-    /// A final error is stored by a unit of its own, after its key was let go (V11).
-    FinalInNewUnit,
     /// A worker does not obey an operator who pauses its consumer (J74).
     IgnoresPauses,
     /// A dead letter whose publication was refused counts as published (J75).
@@ -115,7 +113,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 52] = [
+    pub const ALL: [Self; 51] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -160,7 +158,6 @@ impl Bug {
         Self::UnderWayByNumber,
         Self::ResultInSecondTx,
         Self::AnswersBeforeCommit,
-        Self::FinalInNewUnit,
         Self::IgnoresPauses,
         Self::RefusedIsPublished,
         Self::CatchesNothing,

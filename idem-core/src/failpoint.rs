@@ -63,6 +63,9 @@ points! {
     DRAIN = "drain",
 }
 
+/// The work of a call was refused for good: it is rolled back, and its outcome is not kept yet. No message of a handler passes it.
+pub const REFUSED: &str = "refused";
+
 /// Those that a relay passes, and no consumer without one.
 pub const OF_A_RELAY: [&str; 3] = [RELAY_TAKEN, RELAY_CONFIRMED, RELAY_SETTLED];
 

@@ -49,8 +49,8 @@ pub use self::{
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{
-        Call, Decided, DedupConsumer, DedupConsumerBuilder, Keep, KeyState, Once, Ran, RunOnce, RunOnceError, Running,
-        SetAside, SharedUnit, WorkError, Working,
+        Decided, DedupConsumer, DedupConsumerBuilder, Keep, KeyState, Once, Ran, RunOnce, RunOnceError, Running,
+        SetAside, WorkError, Working,
     },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},

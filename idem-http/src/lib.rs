@@ -31,7 +31,7 @@ mod guide_of_the_client {
 }
 
 /// The programs in the guide compile.
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(all(doctest, feature = "server"))]
 mod guide_of_the_server {
     #[doc = include_str!("../../docs/guide/http.md")]
     struct Http;

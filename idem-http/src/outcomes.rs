@@ -93,7 +93,7 @@ pub(crate) fn is_known(method: &Method) -> bool {
 
 /// The name of a request's span where the service does not know its own path: axum's router may.
 pub(crate) fn named(of: &Method, extensions: &Extensions) -> String {
-    #[cfg(feature = "axum")]
+    #[cfg(feature = "server")]
     if let Some(path) = extensions.get::<axum::extract::MatchedPath>() {
         return format!("{} {}", method(of), path.as_str());
     }

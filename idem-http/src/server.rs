@@ -2,10 +2,8 @@
 
 mod answer;
 mod ask;
-#[cfg(feature = "axum")]
 mod axum_layer;
 mod builder;
-mod closure;
 mod counts;
 mod digest;
 mod error;
@@ -24,7 +22,7 @@ mod route;
 mod run;
 mod scope;
 mod scoped_key;
-mod sharing;
+mod step_error;
 mod tenants;
 mod verify_digest;
 
@@ -34,21 +32,19 @@ use http::HeaderName;
 use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
 use tokio::sync::Semaphore;
 
-#[cfg(feature = "axum")]
-pub use self::axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError};
 pub use self::{
     answer::{ALLOWED_HEADERS, EXPOSED_HEADERS},
     ask::AskService,
+    axum_layer::{Idem, IdempotencyLayer, Idempotent},
     builder::IdempotencyBuilder,
-    closure::{Answering, IdempotentRoute},
     counts::{RouteCounts, WaitingRepeats},
     digest::check_digests,
-    error::HttpError,
     fingerprint::{Fingerprint, HashSecret},
     profile::Profile,
     request_key::RequestKey,
     scope::Authenticated,
     scoped_key::ScopedKey,
+    step_error::StepError,
     verify_digest::{DigestVerified, VerifiedBody, VerifyDigest},
 };
 use self::{builder::Limits, counts::Counts, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
@@ -80,7 +76,6 @@ pub(crate) struct Shared<S: Store> {
     coded_after: bool,
     problem_types: String,
     counts: Counts,
-    #[cfg(feature = "axum")]
     told_of_unused: std::sync::Once,
 }
 

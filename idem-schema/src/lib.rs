@@ -8,7 +8,7 @@
 //! |---|---|
 //! | turn a key into the id it is recorded under | [`key_id`], checked against [`KEY_ID_VECTORS`] |
 //! | decide what an error of the server means | [`class_of`]; at COMMIT also [`commit_outcome`] |
-//! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`]; between calls that share a unit [`next_call`] |
+//! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`] |
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`], [`found_in_claim_order`] |
 //! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`] or [`BookkeepingDriver`], [`SqlBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
@@ -62,7 +62,7 @@ pub use crate::{
         ResultColumns, ResultRow, SqlOutbox, WRITING, append, kept_beside, results_in_claim_order, retried_on_sqlite,
         suppressed_event,
     },
-    postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
+    postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, from_microseconds, microseconds, retention, unreadable},
     server::{
         Connecting, Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings,

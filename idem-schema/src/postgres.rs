@@ -72,27 +72,6 @@ pub(crate) fn milliseconds(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
-/// The text between the handlers of two calls that share a unit, in one round trip of the simple protocol. It keeps the writes
-/// since the savepoint `idem_work`, and fails where a statement has failed since; puts a handler's settings back; and sets the
-/// savepoint anew.
-///
-/// RESET restores the settings that the session began with, so it is for sessions that their store has opened for itself alone:
-/// there the claim has put the same values back. Neither the modes of constraints nor READ ONLY can be put back in the middle
-/// of a transaction: the one would fire the seal's own trigger, the other is refused by the server.
-///
-/// ```
-/// let text = idem_schema::next_call(std::time::Duration::from_secs(35));
-/// assert!(text.starts_with("RELEASE SAVEPOINT idem_work; ") && text.ends_with("; SAVEPOINT idem_work"));
-/// ```
-#[must_use]
-pub fn next_call(idle_in_transaction: Duration) -> String {
-    format!(
-        "RELEASE SAVEPOINT idem_work; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; \
-         SET LOCAL idle_in_transaction_session_timeout = {}; SAVEPOINT idem_work",
-        milliseconds(idle_in_transaction)
-    )
-}
-
 /// Makes a struct of statements, each a field with its documentation.
 macro_rules! statements {
     ($(#[$about:meta])+ $name:ident $(with $nested:ident: $type:ident)?; $($(#[$doc:meta])+ $field:ident: $text:expr;)+) => {

@@ -9,7 +9,7 @@ use idem_schema::{
     AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
     results_in_claim_order,
 };
-use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
+use tokio_postgres::{Error, types::Type};
 
 use crate::{
     PostgresSession, PostgresUnit,
@@ -111,29 +111,6 @@ impl PostgresUnit<'_> {
         let rows = self.rows(begun, &self.driver.statements.look_up, &ids(&scopes, &key_ids)).await?;
         let rows = rows.map_err(looking_up)?;
         found_in_claim_order(claims, &key_ids, &driver::read(&rows)?)
-    }
-
-    /// Does not wait for the answer: the statement goes out with the next one. If it fails, so does the transaction, and with
-    /// it the next one.
-    pub(crate) async fn set_savepoint(&self) -> Result<(), StoreError> {
-        let set = self.session.link.client.simple_query_raw("SAVEPOINT idem_work").await;
-        set.map(drop).map_err(|source| error::store("setting a savepoint", source))
-    }
-
-    /// Runs what goes back to the savepoint, or on to the next one. Only a connection that answers this very statement may go on:
-    /// a COPY that went wrong leaves the driver an answer ahead or behind.
-    pub(crate) async fn behind_handler(&mut self, doing: &'static str, text: &str) -> Result<(), StoreError> {
-        self.session.asked += 1;
-        let number = self.session.asked.to_string();
-        let answer = self.session.link.client.simple_query(&format!("{text}; SELECT {number}")).await;
-        let answer = answer.map_err(|source| error::store(doing, source))?;
-        let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
-        if answer.iter().any(is_ours) {
-            return Ok(());
-        }
-        self.session.is_spent = true;
-        let problem = "the connection answers another statement than it was asked".to_owned();
-        Err(StoreError::Unsealed { problem, source: None })
     }
 
     /// The rows, or an error that says whether the handler or the database caused it.

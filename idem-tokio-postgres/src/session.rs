@@ -21,8 +21,6 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(crate) backend: Option<(i32, i64)>,
-    /// Whether RESET makes of the session what it was as this store began it.
-    pub(crate) may_reset: bool,
     /// How often an answer was asked for by number here, after handlers ran, so that it cannot be another statement's.
     pub(crate) asked: u64,
     /// Whether the connection's state is unknown. The next unit then opens another.
@@ -47,7 +45,6 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
-            may_reset: backend.is_some(),
             asked: 0,
             is_spent: false,
         }
@@ -85,8 +82,7 @@ impl PostgresStore {
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        // The owner's settings must survive.
-        Ok(PostgresSession { may_reset: false, ..PostgresSession::new(link, facts) })
+        Ok(PostgresSession::new(link, facts))
     }
 }
 

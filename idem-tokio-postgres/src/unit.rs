@@ -15,7 +15,7 @@ use idem_core::{
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,
-    in_claim_order, key_id, next_call, retention, unreadable,
+    in_claim_order, key_id, retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -231,6 +231,32 @@ impl<'l> PostgresUnit<'l> {
         Ok(())
     }
 
+    /// Rolls back whatever is open.
+    async fn roll_back(&mut self) -> Result<(), StoreError> {
+        // This answer is not waited for any more, and must not hold up the next one.
+        drop(self.begun.take());
+        let session = &mut *self.session;
+        if !*self.is_lent.get_mut() {
+            let answer = session.link.client.batch_execute("ROLLBACK").await;
+            return answer.map_err(|source| error::store("rolling back", source));
+        }
+        // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
+        // runs on this connection (A27).
+        session.link.cache.clear();
+        session.asked += 1;
+        let number = session.asked.to_string();
+        let answer = session.link.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
+        let answer = match answer.map_err(|source| error::store("rolling back", source)) {
+            Err(error) if error.class() == ErrorClass::Infrastructure => return Err(error),
+            answer => answer.unwrap_or_default(),
+        };
+        // A COPY that went wrong, or one by way of `execute`, leaves the driver an answer ahead or behind. Only a
+        // connection that answers this very statement may be used again.
+        let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
+        session.is_spent = !answer.iter().any(is_ours);
+        Ok(())
+    }
+
     /// The server refused the seal, or the answers that it writes.
     async fn not_sealed(&self, source: Error) -> CommitError {
         if self.results.is_empty() || error::is_of_seal(&source) {
@@ -306,50 +332,19 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
         self.found(claims).await
     }
 
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.set_savepoint().await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.behind_handler("taking effects back", "ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
-    fn shares_calls(&self) -> bool {
-        self.session.may_reset
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.behind_handler("going on to the next call", &next_call(self.options.idle_timeout)).await
-    }
-
-    async fn commit(self) -> Result<(), CommitError> {
-        self.check().map_err(CommitError::RolledBack)?;
-        self.seal_and_commit().await
-    }
-
-    async fn rollback(self) -> Result<(), StoreError> {
-        let Self { session, begun, is_lent, .. } = self;
-        // This answer is not waited for any more, and must not hold up the next one.
-        drop(begun);
-        if !is_lent.into_inner() {
-            let answer = session.link.client.batch_execute("ROLLBACK").await;
-            return answer.map_err(|source| error::store("rolling back", source));
-        }
-        // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
-        // runs on this connection (A27).
-        session.link.cache.clear();
-        session.asked += 1;
-        let number = session.asked.to_string();
-        let answer = session.link.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
-        let answer = match answer.map_err(|source| error::store("rolling back", source)) {
-            Err(error) if error.class() == ErrorClass::Infrastructure => return Err(error),
-            answer => answer.unwrap_or_default(),
+    async fn commit(mut self) -> Result<(), CommitError> {
+        let committed = match self.check() {
+            Ok(()) => self.seal_and_commit().await,
+            Err(error) => Err(CommitError::RolledBack(error)),
         };
-        // A COPY that went wrong, or one by way of `execute`, leaves the driver an answer ahead or behind. Only a
-        // connection that answers this very statement may be used again.
-        let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
-        session.is_spent = !answer.iter().any(is_ours);
-        Ok(())
+        if let Err(CommitError::RolledBack(StoreError::Unsealed { .. })) = &committed {
+            self.session.is_spent |= self.roll_back().await.is_err();
+        }
+        committed
+    }
+
+    async fn rollback(mut self) -> Result<(), StoreError> {
+        self.roll_back().await
     }
 
     async fn abandon(self) {

@@ -1,6 +1,7 @@
 //! Callers who want something done once, and ask until they are answered: every answer to a key is that of the one run that counts.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -161,14 +162,18 @@ impl World {
         run
     }
 
-    /// Where nothing fails and no process dies, no operation runs again once a run of it has come to its end.
+    /// Where nothing fails and no process dies, no operation runs again once a run of it has come to its end. One that is refused may
+    /// run once in each process that has a caller of it (V11).
     fn operations_run_once(&self) {
         let (Some(telling), asked) = (&self.scenario.telling, self.asked()) else { return };
         if !self.scenario.calm || self.deaths.load(Ordering::SeqCst) > 0 {
             return;
         }
         for (number, (operation, runs)) in telling.operations.iter().zip(&asked.runs).enumerate() {
-            if *runs > operation.fails_for + 1 {
+            let callers = telling.calls.iter().filter(|(_, _, of)| *of == number);
+            let processes = callers.map(|(_, process, _)| process).collect::<BTreeSet<_>>().len();
+            let most = if operation.refuses { u32::try_from(processes.max(1)).unwrap_or(u32::MAX) } else { 1 };
+            if *runs > operation.fails_for + most {
                 self.journal.breach(Rule::RanTooOften, format!("operation {number} ({operation:?}) ran {runs} times"));
             }
         }

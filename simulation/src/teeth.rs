@@ -129,8 +129,6 @@ fn in_the_store() -> Vec<Planted> {
         planted(Defect::LeasesToAll, Theme::Small, "every relay has every destination (O11)"),
         planted(Defect::LosesResults, Theme::Small, "a commit keeps the effects and loses the answers (V1)"),
         planted(Defect::ResultsByKeyAlone, Theme::Small, "tenants with one key have each other's answers (V5)"),
-        planted(Defect::SavepointKeepsEffects, Theme::Small, "a refusal leaves the effects that it takes back"),
-        planted(Defect::SavepointLosesClaims, Theme::Small, "a refusal lets its key go before it is committed (V11)"),
         planted(Defect::KeepsOneRowAKey, Theme::Small, "a commit keeps one of the rows of one key (J87)"),
         planted(
             Defect::RenamesWithoutRecords,
@@ -281,7 +279,6 @@ fn all() -> Vec<Planted> {
         ),
         planted(Bug::ResultInSecondTx, Theme::Small, "an answer is written after the commit of its effect (V1)"),
         planted(Bug::AnswersBeforeCommit, Theme::Small, "a caller has its answer before the commit (W17)"),
-        planted(Bug::FinalInNewUnit, Theme::Calm, "a refusal is stored after its key was let go (V11)"),
         planted(
             Bug::TrustsTheFirstServer,
             Theme::Small,

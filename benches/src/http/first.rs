@@ -1,4 +1,4 @@
-//! First runs and replays, and first runs that share transactions.
+//! First runs and replays.
 
 use std::time::Duration;
 
@@ -8,7 +8,6 @@ use super::{
     connected, debit, debits,
     load::{self, CONNECTIONS, Sent},
     server::POOL,
-    shared,
 };
 use crate::{
     cases::At,
@@ -24,10 +23,9 @@ const BARE: &str = "the handler without a key";
 const BY_HAND: &str = "by hand: the textbook's table of keys, with the answer in it";
 pub(crate) const IDEM: &str = "idem";
 pub(crate) const REPLAYS: &str = "idem, replays";
-const SHARED: &str = "idem, up to 16 requests of a route share a transaction";
 
 /// The servers whose first runs are compared.
-const WAYS: [Way; 4] = [Way::Bare, Way::ByHand, Way::Idem, Way::Shared];
+const WAYS: [Way; 3] = [Way::Bare, Way::ByHand, Way::Idem];
 
 /// The statements of a request without what sends them.
 const SERVER: [(&str, Claims); 4] = [
@@ -40,9 +38,9 @@ const SERVER: [(&str, Claims); 4] = [
 /// One driver.
 struct Compared {
     driver: Driver,
-    rates: [Line; 5],
-    over_by_hand: [Line; 4],
-    over_bare: [Line; 4],
+    rates: [Line; 4],
+    over_by_hand: [Line; 3],
+    over_bare: [Line; 3],
     replays: [Line; 2],
 }
 
@@ -50,29 +48,29 @@ impl Compared {
     fn new(driver: Driver) -> Self {
         Self {
             driver,
-            rates: [BARE, BY_HAND, IDEM, SHARED, REPLAYS].map(Line::new),
-            over_by_hand: [BY_HAND, BARE, IDEM, SHARED].map(Line::new),
-            over_bare: [BARE, BY_HAND, IDEM, SHARED].map(Line::new),
+            rates: [BARE, BY_HAND, IDEM, REPLAYS].map(Line::new),
+            over_by_hand: [BY_HAND, BARE, IDEM].map(Line::new),
+            over_bare: [BARE, BY_HAND, IDEM].map(Line::new),
             replays: [IDEM, REPLAYS].map(Line::new),
         }
     }
 
     /// Each once; every other round the other way round, so that a drift favours no line.
     async fn measure(&mut self, number: usize, url: &str, time: Duration) -> Result<(), Failed> {
-        let mut rates = [0.0; 5];
-        let order = if number.is_multiple_of(2) { [0, 1, 2, 3] } else { [3, 2, 1, 0] };
+        let mut rates = [0.0; 4];
+        let order = if number.is_multiple_of(2) { [0, 1, 2] } else { [2, 1, 0] };
         for at in order {
             let way = WAYS[at];
             let (first, replayed) = round(way, self.driver, url, time).await?;
             rates[at] = first;
             if way == Way::Idem {
-                rates[4] = replayed;
+                rates[3] = replayed;
             }
         }
-        let [bare, by_hand, idem, shared, replayed] = rates;
+        let [bare, by_hand, idem, replayed] = rates;
         note(&mut self.rates, rates);
-        note(&mut self.over_by_hand, [1.0, bare / by_hand, idem / by_hand, shared / by_hand]);
-        note(&mut self.over_bare, [1.0, by_hand / bare, idem / bare, shared / bare]);
+        note(&mut self.over_by_hand, [1.0, bare / by_hand, idem / by_hand]);
+        note(&mut self.over_bare, [1.0, by_hand / bare, idem / bare]);
         note(&mut self.replays, [1.0, replayed / idem]);
         Ok(())
     }
@@ -168,7 +166,6 @@ async fn pgbench(lines: &mut [Line; 4], shares: &mut [Line; 3], url: &str, time:
 
 pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Failed> {
     let mut compared = Driver::ALL.map(Compared::new);
-    let mut shared = Driver::ALL.map(shared::Compared::new);
     let mut server = SERVER.map(|(name, _)| Line::new(name));
     let [_, by_hand, one_by_one, pipelined] = SERVER;
     let mut shares = [by_hand, one_by_one, pipelined].map(|(name, _)| Line::new(name));
@@ -176,14 +173,10 @@ pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Faile
         for one in &mut compared {
             one.measure(number, url, time).await?;
         }
-        for one in &mut shared {
-            one.measure(number, url, time).await?;
-        }
         pgbench(&mut server, &mut shares, url, time).await?;
     }
     remove(&mut connected(url).await?).await?;
     let mut tables: Vec<Table> = compared.into_iter().flat_map(|one| one.print(rounds, time)).collect();
-    tables.extend(shared.into_iter().flat_map(|one| one.print(rounds, time)));
     let title =
         format!("PostgreSQL itself, the statements of each: pgbench with {POOL} clients, between the same rounds");
     tables.push(Table::print("http-pgbench", title, "transactions a second", server.into()));

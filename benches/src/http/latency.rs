@@ -21,18 +21,10 @@ use crate::{
 /// The line that a target is about.
 pub(crate) const MORE: &str = "p99: idem more than without a key, less a round trip";
 
-const LINES: [&str; 8] = [
-    "p50: the handler without a key",
-    "p50: idem",
-    "p50: idem, up to 16 requests of a route share a transaction",
-    "p99: the handler without a key",
-    "p99: idem",
-    "p99: idem, up to 16 requests of a route share a transaction",
-    MORE,
-    "p99: the same where requests share transactions",
-];
+const LINES: [&str; 5] =
+    ["p50: the handler without a key", "p50: idem", "p99: the handler without a key", "p99: idem", MORE];
 
-const WAYS: [Way; 3] = [Way::Bare, Way::Idem, Way::Shared];
+const WAYS: [Way; 2] = [Way::Bare, Way::Idem];
 
 const WARM_UP: Duration = Duration::from_millis(500);
 
@@ -87,8 +79,8 @@ async fn compare(driver: Driver, share: Share, url: &str, rounds: usize, time: D
     let rate = share.of(bare(driver, url, &mut connection, time).await?);
     let (mut lines, mut trips) = (LINES.map(Line::new), Line::new("a round trip to the database, p50"));
     for number in 0..rounds {
-        let mut percentiles = [[0.0; 2]; 3];
-        let order = if number.is_multiple_of(2) { [0, 1, 2] } else { [2, 1, 0] };
+        let mut percentiles = [[0.0; 2]; 2];
+        let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
         for at in order {
             let server = WAYS[at].start(driver, url, &mut connection).await?;
             let port = server.port;
@@ -98,10 +90,8 @@ async fn compare(driver: Driver, share: Share, url: &str, rounds: usize, time: D
             percentiles[at] = [50, 99].map(|percent| percentile(&took, percent));
         }
         let trip = round_trip(&mut connection).await?;
-        let [[bare_50, bare_99], [idem_50, idem_99], [shared_50, shared_99]] = percentiles;
-        let more = |p99: f64| p99 - bare_99 - trip;
-        let values = [bare_50, idem_50, shared_50, bare_99, idem_99, shared_99, more(idem_99), more(shared_99)];
-        note(&mut lines, values);
+        let [[bare_50, bare_99], [idem_50, idem_99]] = percentiles;
+        note(&mut lines, [bare_50, idem_50, bare_99, idem_99, idem_99 - bare_99 - trip]);
         trips.rounds.push(trip);
     }
     let title = format!(

@@ -1,7 +1,6 @@
 -- The requests of wrk: a debit each. Arguments: what for, a prefix that no other run has, and the status that is expected.
 --
 -- first     a new key for each request
--- refused   the same, and every twentieth asks for too much
 -- replay    the first keys of the run that has had the prefix
 -- keyless   no key
 -- other     the keys of a replay for another amount
@@ -23,7 +22,7 @@ function init(arguments)
     number, as_expected = 0, 0
     headers = { ["Authorization"] = "Bearer shop", ["Content-Type"] = "application/json" }
     -- Answers are read one by one only where they are all alike: that costs wrk time.
-    if mode ~= "first" and mode ~= "refused" and mode ~= "replay" then
+    if mode ~= "first" and mode ~= "replay" then
         response = function(status)
             if status == expected then as_expected = as_expected + 1 end
         end
@@ -36,7 +35,6 @@ function request()
     -- The first one that wrk makes it keeps for itself.
     if mode == "replay" or mode == "other" then n = 2 + number % KEYS end
     if mode == "other" then cents = 1178 end
-    if mode == "refused" and number % 20 == 0 then cents = 1000000 end
     if mode == "held" then
         headers["Idempotency-Key"] = prefix
         n = 0

@@ -17,7 +17,6 @@ pub(super) const CONNECTIONS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     First,
-    Refused,
     Replay,
     Keyless,
     Other,
@@ -28,7 +27,6 @@ impl Sent {
     fn mode(self) -> (&'static str, u16) {
         match self {
             Self::First => ("first", 201),
-            Self::Refused => ("refused", 201),
             Self::Replay => ("replay", 201),
             Self::Keyless => ("keyless", 400),
             Self::Other => ("other", 422),
@@ -42,7 +40,7 @@ impl Sent {
 pub(super) struct Load {
     pub(super) requests: usize,
     microseconds: u64,
-    pub(super) refused: usize,
+    refused: usize,
     broken: usize,
     as_expected: usize,
 }
@@ -75,8 +73,6 @@ pub(super) async fn run(port: u16, sent: Sent, prefix: &str, time: Duration) -> 
     let load: Load = serde_json::from_str(figures)?;
     let is_right = match sent {
         Sent::First | Sent::Replay => load.refused == 0,
-        // One of twenty, as each of wrk's threads counts.
-        Sent::Refused => (1..=load.requests / 15).contains(&load.refused),
         Sent::Keyless | Sent::Other | Sent::Held => load.as_expected == load.requests,
     };
     if load.requests == 0 || load.broken > 0 || !is_right {

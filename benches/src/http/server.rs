@@ -1,5 +1,5 @@
 //! The server, in a process of its own: the same axum handler without a key, with the textbook's table of keys, and under
-//! idem's layer; and the same work as a route of idem's.
+//! idem's layer.
 
 use std::{io::Read as _, process::Stdio, sync::Arc};
 
@@ -7,13 +7,13 @@ use axum::{
     Router,
     body::Bytes,
     extract::State,
-    http::{self, HeaderMap, Request, StatusCode, header, request::Parts},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::post,
     serve::ListenerExt as _,
 };
-use idem_core::{BoxError, Tx};
-use idem_http::{Authenticated, HashSecret, HttpError, Idem, Idempotency, StepError};
+use idem_core::BoxError;
+use idem_http::{Authenticated, HashSecret, Idem, Idempotency, StepError};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::TcpListener,
@@ -31,9 +31,6 @@ use crate::{alone, postgres::RECORDS};
 pub(super) const POOL: usize = 16;
 
 const PATH: &str = "/transactions";
-
-/// More cents than these are refused.
-const MOST: i64 = 100_000;
 
 /// A server, which ends with this.
 pub(super) struct Running {
@@ -84,17 +81,15 @@ async fn router(way: Way, driver: Driver, url: &str) -> Result<Router, Failed> {
             let routes = if way == Way::Bare { post(bare) } else { post(by_hand) };
             Ok(Router::new().route(PATH, routes).with_state(books))
         }
-        (Way::Idem | Way::Route | Way::Shared, Driver::Sqlx) => {
-            with_idem(way, crate::postgres::records(url, RECORDS)?).await
-        }
-        (Way::Idem | Way::Route | Way::Shared, Driver::TokioPostgres) => {
+        (Way::Idem, Driver::Sqlx) => with_idem(crate::postgres::records(url, RECORDS)?).await,
+        (Way::Idem, Driver::TokioPostgres) => {
             let options = idem_tokio_postgres::PostgresOptions::parse(url)?.schema(RECORDS.parse()?);
-            with_idem(way, options.build()?).await
+            with_idem(options.build()?).await
         }
     }
 }
 
-async fn with_idem<S: Debits>(way: Way, store: S) -> Result<Router, Failed> {
+async fn with_idem<S: Debits>(store: S) -> Result<Router, Failed> {
     let idempotency = Idempotency::builder(store, "bench")
         .tenant(tenant)
         .hash_secret(HashSecret::new(1, &[7; 32])?)
@@ -102,11 +97,6 @@ async fn with_idem<S: Debits>(way: Way, store: S) -> Result<Router, Failed> {
         .tenant_connections_max(POOL)
         .build()?;
     idempotency.start().await?;
-    if way != Way::Idem {
-        let route = idempotency.route(PATH, |request, tx| Box::pin(debited(request, tx)));
-        let route = if way == Way::Shared { route.shares_units(16)? } else { route };
-        return Ok(Router::new().route_service(PATH, route));
-    }
     Ok(Router::new().route(PATH, post(under_idem::<S>)).layer(idempotency.layer()))
 }
 
@@ -147,30 +137,6 @@ async fn under_idem<S: Debits>(idem: Idem<S>, headers: HeaderMap, body: Bytes) -
     let asked = order.clone();
     let debited = idem.with(|tx| Box::pin(async move { S::debit(tx, &asked).await })).await?;
     Ok(debited.answer(&order).into_response())
-}
-
-/// Refuses what is too much, once it is written.
-async fn debited<S: Debits>(request: Request<Bytes>, tx: &mut Tx<'_, S>) -> Result<http::Response<Bytes>, HttpError> {
-    let bare = |status| {
-        let mut response = http::Response::new(Bytes::new());
-        *response.status_mut() = status;
-        response
-    };
-    let order = match order(request.headers(), request.body()) {
-        Ok(order) => order,
-        Err(status) => return Err(HttpError::not_kept(bare(status))),
-    };
-    let debited = S::debit(tx, &order).await?;
-    if order.cents > MOST {
-        return Err(HttpError::refused(bare(StatusCode::UNPROCESSABLE_ENTITY)));
-    }
-    let mut response = bare(StatusCode::CREATED);
-    let (_, headers, body) = debited.answer(&order);
-    for (name, value) in headers {
-        response.headers_mut().insert(name, value.try_into()?);
-    }
-    *response.body_mut() = body.into();
-    Ok(response)
 }
 
 fn failed(error: BoxError) -> StatusCode {

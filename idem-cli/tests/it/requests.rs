@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::Full;
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Request, StatusCode},
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
 use idem_core::{Event, Store};
-use idem_http::{Authenticated, HttpError, Idempotency};
+use idem_http::{Authenticated, Idem, Idempotency, StepError};
 use serde_json::Value;
 use tokio::sync::Notify;
-use tower_service::Service as _;
+use tower::ServiceExt as _;
 
 use crate::{
     answers::on_sqlite,
@@ -39,29 +43,26 @@ impl<S: Store> Payments<S> {
     /// Sends one, and answers its status and whether it was a replay.
     async fn send(&self, key: &str, body: &'static str) -> (u16, bool) {
         let (begun, goes_on) = (Arc::clone(&self.begun), Arc::clone(&self.goes_on));
-        let mut route = self.idempotency.route("/t", move |request: Request<Bytes>, tx| {
-            let (begun, goes_on) = (Arc::clone(&begun), Arc::clone(&goes_on));
-            Box::pin(async move {
-                let body = request.into_body();
-                let answer = |status: u16| {
-                    let text = Bytes::from(format!("answer to {}", String::from_utf8_lossy(&body)));
-                    Response::builder().status(status).header("location", "/t/7").body(text)
-                };
-                match &*body {
-                    b"refused" => return Err(HttpError::refused(answer(422)?)),
-                    b"slow" => {
-                        begun.notify_one();
-                        goes_on.notified().await;
-                    }
-                    _ => {}
+        let pay = async move |idem: Idem<S>, body: Bytes| -> Result<Response, StepError> {
+            let text = format!("answer to {}", String::from_utf8_lossy(&body));
+            let answer = |status| (status, [("location", "/t/7")], text).into_response();
+            match &*body {
+                b"refused" => {
+                    idem.refuse();
+                    return Ok(answer(StatusCode::UNPROCESSABLE_ENTITY));
                 }
-                let message = tx.message().ok_or("there is no message")?;
-                tx.publish(message, Event::to("told").event_type("Paid").body("x"))?;
-                Ok(answer(201)?)
-            })
-        });
-        let request = Request::post("/t").header("idempotency-key", key).body(Full::new(Bytes::from(body))).unwrap();
-        let answer = route.call(request).await.unwrap();
+                b"slow" => {
+                    begun.notify_one();
+                    goes_on.notified().await;
+                }
+                _ => {}
+            }
+            idem.publish(Event::to("told").event_type("Paid").body("x")).await?;
+            Ok(answer(StatusCode::CREATED))
+        };
+        let route = Router::new().route("/t", post(pay).route_layer(self.idempotency.layer()));
+        let answer = route.oneshot(Request::post("/t").header("idempotency-key", key).body(Body::from(body)).unwrap());
+        let answer = answer.await.unwrap();
         (answer.status().as_u16(), answer.headers().get("idempotent-replayed").is_some_and(|is| is == "true"))
     }
 }

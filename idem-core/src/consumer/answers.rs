@@ -6,17 +6,16 @@ use super::{
     Inner, Item,
     claim::{Results, one_answer_each},
     dedupe::Fold,
-    handlers::{AllHandedIn, HandlingError, TransactionState, checked},
+    handlers::AllHandedIn,
     outcomes::Outcomes,
     unit::answered,
 };
 use crate::{
-    dead_letter::Reason,
-    error::{ErrorClass, StoreError},
+    error::StoreError,
     handler::DynHandler,
     message::Message,
-    outbox::{HandedIn, NotKept, ResultBody, StoredResult, known},
-    outcome::{Decision, Failure},
+    outbox::{NotKept, ResultBody, StoredResult, known},
+    outcome::Decision,
     store::{Claim, Recorded, Store, UnitOfWork},
 };
 
@@ -38,11 +37,12 @@ pub struct Decided {
 
 /// The requests of a unit's caller. Without them a unit reads no results.
 pub(crate) struct Answers<'w, S: Store> {
-    /// The work to run in a consumer without a handler of its own: that of the one call, or of each of several by the
-    /// place of its message in the unit.
-    pub(super) works: &'w [&'w dyn DynHandler<S>],
+    /// The work to run in a consumer without a handler of its own.
+    pub(super) work: Option<&'w dyn DynHandler<S>>,
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
+    /// The outcome of a work that was refused for good. It is kept in a unit of its own, in which nothing runs.
+    pub(super) refused: Option<ResultBody>,
     /// By the place of the message in the unit.
     pub(super) of: Vec<Option<Known>>,
     /// The writes of a planted bug in a second transaction.
@@ -54,10 +54,11 @@ pub(crate) struct Answers<'w, S: Store> {
 }
 
 impl<'w, S: Store> Answers<'w, S> {
-    pub(super) fn new(works: &'w [&'w dyn DynHandler<S>], final_errors: bool) -> Self {
+    pub(super) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
         Self {
-            works,
+            work,
             final_errors,
+            refused: None,
             of: Vec::new(),
             #[cfg(feature = "bugs")]
             late: None,
@@ -71,13 +72,8 @@ impl<'w, S: Store> Answers<'w, S> {
         Self {
             #[cfg(feature = "bugs")]
             early: self.early.clone(),
-            ..Self::new(self.works, self.final_errors)
+            ..Self::new(self.work, self.final_errors)
         }
-    }
-
-    /// Whether several calls share the unit.
-    pub(super) fn are_of_calls(&self) -> bool {
-        self.works.len() > 1
     }
 
     /// Takes the results of duplicates from those that were read with the records, by the places of the messages, and reads the
@@ -139,39 +135,5 @@ impl<'w, S: Store> Answers<'w, S> {
             }
         });
         self.of = all.collect();
-    }
-}
-
-/// Takes back the effects of this message's handler since its savepoint, and has its outcome in their place. The key stays
-/// claimed all the while (V11).
-pub(super) async fn refuse<S: Store>(
-    inner: &Inner<S>,
-    unit: &mut S::Unit<'_>,
-    index: usize,
-    outcome: ResultBody,
-    final_errors: bool,
-) -> Result<AllHandedIn, HandlingError> {
-    if !final_errors {
-        let text = "the work was refused for good, but this consumer was not built with .final_errors()";
-        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
-        return Err(HandlingError::one(index, failure, TransactionState::Clean));
-    }
-    if crate::bugs::planted(crate::bugs::Bug::FinalInNewUnit) {
-        return Err(HandlingError::Final(outcome));
-    }
-    let undone = answered(inner.settings.answer_timeout, "taking effects back", unit.rollback_to_savepoint()).await;
-    undone.map_err(|error| behind_handler::<S>(index, error))?;
-    checked::<S>(unit, index)?;
-    Ok(vec![(index, HandedIn::of_error(outcome))])
-}
-
-/// The failure of a handler behind which a statement of idem's own failed.
-pub(super) fn behind_handler<S: Store>(index: usize, error: StoreError) -> HandlingError {
-    match error.class() {
-        // The handler has ended the transaction, and the savepoint with it, or has ignored an error.
-        ErrorClass::Transient | ErrorClass::Permanent => {
-            HandlingError::one(index, super::handlers::unsealed::<S>(&error), TransactionState::Unknown)
-        }
-        ErrorClass::RunUnitAgain | ErrorClass::Infrastructure | ErrorClass::Fatal => HandlingError::Store(error),
     }
 }

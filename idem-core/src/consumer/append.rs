@@ -44,6 +44,7 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
             let index = events_of.get(event).copied().unwrap_or_default();
             return Err(HandlingError::one(index, conflict(&appended, event), TransactionState::Clean));
         }
+        Err(error @ StoreError::Unsealed { .. }) => return Err(HandlingError::Unsealed(error)),
         Err(error) => return Err(failed::<S>(error, &messages)),
     }
     failpoint!(APPENDED).map_err(|injected| HandlingError::Store(inject(injected)))

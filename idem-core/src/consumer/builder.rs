@@ -242,8 +242,14 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Lets work be [refused for good](crate::WorkError::final_result), for [`build_once`](Self::build_once). Each run then costs one
-    /// statement more, a savepoint.
+    /// Lets work be [refused for good](crate::WorkError::final_result), for [`build_once`](Self::build_once).
+    ///
+    /// A refusal is rolled back. One more short transaction claims the key again and keeps the outcome. If another process has recorded
+    /// an outcome in between, the caller gets that one. So a refused operation may run once in each process that holds a caller of it at
+    /// that moment, and it has one outcome for all.
+    ///
+    /// A result with a status from 400 to 499 is kept in the same way if a statement of the work has failed and the transaction cannot be
+    /// committed, unless the work has [noted](crate::Tx::note_error) an error that may pass.
     #[must_use]
     pub fn final_errors(mut self) -> Self {
         self.final_errors = true;
@@ -414,7 +420,6 @@ impl<S: Store> DedupConsumerBuilder<S> {
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
-            calls_run_alone: OnceLock::new(),
             transaction_use: super::TransactionUse::default(),
             no_winner: AtomicU32::new(0),
         };

@@ -32,6 +32,8 @@ pub(super) enum HandlingError {
     Handlers { failed: Vec<(usize, Failure)>, left: TransactionState },
     /// The work of a call was refused for good, and this is its outcome.
     Final(ResultBody),
+    /// A handler has spoilt the transaction.
+    Unsealed(StoreError),
     /// The store did, or a failpoint.
     Store(StoreError),
 }
@@ -61,7 +63,7 @@ impl HandlingError {
         match (self, other) {
             (Self::Store(error), _) | (_, Self::Store(error)) => Self::Store(error),
             // No consumer of handlers has one.
-            (Self::Final(_), other) | (other, Self::Final(_)) => other,
+            (Self::Final(_) | Self::Unsealed(_), other) | (other, Self::Final(_) | Self::Unsealed(_)) => other,
             (Self::Handlers { mut failed, left }, Self::Handlers { failed: others, left: other }) => {
                 failed.extend(others);
                 Self::Handlers { failed, left: left.max(other) }
@@ -87,7 +89,14 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
         }
         (Work::OfCall, _) => {
             let none = StoreError::Unsupported { what: "run work that no call has brought along" };
-            in_order(inner, of_call.ok_or(HandlingError::Store(none))?, unit, items, fresh).await
+            let work = of_call.ok_or(HandlingError::Store(none))?;
+            let mut all = Vec::new();
+            for (index, ticket) in fresh {
+                // If the work has spoilt the transaction, the append or the commit fails. What follows depends on its result.
+                let handed_in = run_one(inner, work, index, &items[index].borrow().message, ticket, unit.tx()).await;
+                all.extend(passed(handed_in).await?.map(|handed_in| (index, handed_in)));
+            }
+            Ok(all)
         }
     }
 }
@@ -111,7 +120,7 @@ async fn in_order<S: Store, J: Borrow<Item> + Sync>(
 }
 
 /// Whether the handler of the message at `index` left the transaction as it found it.
-pub(super) fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingError> {
+fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingError> {
     unit.check().map_err(|error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown))
 }
 

@@ -7,6 +7,7 @@ use super::{
     End, Inner, Item,
     answers::{self, Answers},
     describe, run,
+    unit::inject,
 };
 use crate::{
     dead_letter::Reason,
@@ -86,13 +87,30 @@ pub(super) async fn whole<S: Store>(
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     let mut contended = None;
     let mut cause = None;
-    for round in 0..ROUNDS_MAX {
+    let mut round = 0;
+    while round < ROUNDS_MAX {
         known.again = round;
         let (kept, end) = run(inner, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
         *session = kept;
+        if matches!(end, End::Refused) {
+            // The next unit keeps the outcome of the work, and does not run it.
+            match failpoint!(REFUSED) {
+                Ok(()) => continue,
+                Err(injected) => return Some(vec![Decision::Failed(store_failure::<S>(&inject(injected)))]),
+            }
+        }
+        round += 1;
         let (seen, error) = match end {
+            // Another process has claimed the key of a refused operation meanwhile, and decides it.
+            End::Decided(decisions)
+                if matches!(decisions[..], [Decision::Busy])
+                    && round < ROUNDS_MAX
+                    && answers.as_deref().is_some_and(|answers| answers.refused.is_some()) =>
+            {
+                continue;
+            }
             End::Decided(decisions) => return Some(with_cause(decisions, cause)),
-            End::Isolate(_) | End::Held | End::NotBegun => return None,
+            End::Isolate(_) | End::Held | End::NotBegun | End::Refused => return None,
             End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }

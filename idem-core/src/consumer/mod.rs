@@ -21,7 +21,6 @@ mod repeats;
 mod run_once;
 mod set_aside;
 mod shared_units;
-mod together;
 mod transaction_use;
 mod turns;
 mod unit;
@@ -44,7 +43,6 @@ pub use self::{
     guard::{Once, Running},
     run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
     set_aside::{Keep, SetAside},
-    together::{Call, SharedUnit},
 };
 pub(crate) use self::{
     identify::{Item, Rejected},
@@ -142,8 +140,6 @@ pub(crate) struct Inner<S: Store> {
     idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
     shared_units: Option<SharedUnits>,
-    /// Set once it was seen that calls cannot share units on this store's connections.
-    calls_run_alone: OnceLock<()>,
     /// Whether handlers use their transaction.
     transaction_use: TransactionUse,
     /// Units in a row that found no winner; see [`unit`].
@@ -248,7 +244,7 @@ impl<S: Store> DedupConsumer<S> {
         self.inner.register(None).await?;
         let mut own = OwnSession::of(&self.inner).await;
         Ok(spawn::finished(async move {
-            let mut answers = Answers::new(&[], false);
+            let mut answers = Answers::new(None, false);
             let decided = isolate::process_with(&own.inner, &mut own.session, messages, Some(&mut answers)).await;
             let all = decided.into_iter().map(|(message, decision, result)| Decided { message, decision, result });
             all.collect()

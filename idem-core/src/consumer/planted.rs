@@ -1,4 +1,4 @@
-//! The second transactions of two planted bugs.
+//! The second transaction of a planted bug.
 
 use std::borrow::Borrow;
 
@@ -13,15 +13,15 @@ use super::{
 use crate::{
     error::StoreError,
     outcome::{Decision, Durable},
-    store::{Claim, Claimed, Store, UnitOfWork},
+    store::{Store, UnitOfWork},
 };
 
-/// Writes events and results in a transaction of its own: beside a record that is committed, or with one that is claimed anew.
+/// Writes results in a transaction of its own, next to a record that is committed.
 pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: &mut S::Session,
     items: &[J],
-    (handed_in, claims): (AllHandedIn, &[Claim]),
+    handed_in: AllHandedIn,
     (answers, fold): (Option<&mut Answers<'_, S>>, &Fold),
 ) -> (bool, End) {
     let written = async {
@@ -31,11 +31,7 @@ pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
         let begin = inner.store.begin(session, options(&inner.settings, registered.run, -1));
         let mut unit = answered(inner.settings.answer_timeout, "beginning", begin).await?;
         let again = || StoreError::contended("storing an outcome", "another unit has the key");
-        let claimed = unit.claim(claims).await.map_err(|_| again())?;
-        if claimed.iter().any(|claimed| *claimed != Claimed::Inserted) {
-            unit.rollback().await?;
-            return Err(again());
-        }
+        unit.claim(&[]).await.map_err(|_| again())?;
         append_all(inner, &mut unit, items, handed_in).await.map_err(|_| again())?;
         unit.commit().await.map_err(|_| again())
     };

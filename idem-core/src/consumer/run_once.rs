@@ -15,7 +15,7 @@ use super::{
 use crate::bugs::{self, Bug};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
-    handler::{DynHandler, Handler, HandlerError},
+    handler::{Handler, HandlerError},
     key::{IdempotencyKey, KEY_FIELD},
     message::{ConsumerName, DecodePayloadError, Message},
     outbox::{NotKept, ResultBody, StoredResult},
@@ -212,7 +212,7 @@ fn next_step(failure: &Failure) -> &'static str {
 }
 
 /// The work of one call as a handler.
-pub(super) struct OfCall<F>(pub(super) F);
+struct OfCall<F>(F);
 
 impl<S, F> Handler<S> for OfCall<F>
 where
@@ -388,8 +388,7 @@ impl<S: Store> RunOnce<S> {
                 (None, Some(pause)) => return Err(RunOnceError::Paused(pause)),
                 (None, None) => {
                     let work = OfCall(work);
-                    let works: [&dyn DynHandler<S>; 1] = [&work];
-                    let mut answers = Answers::new(&works, final_errors);
+                    let mut answers = Answers::new(Some(&work), final_errors);
                     #[cfg(feature = "bugs")]
                     {
                         answers.early = Some(early);
@@ -483,7 +482,7 @@ fn operation(key: &str, payload: &[u8]) -> Message {
     Message::new(Bytes::copy_from_slice(payload)).with_header(KEY_FIELD, key.to_owned())
 }
 
-pub(super) fn answered(
+fn answered(
     decision: Decision,
     result: Result<StoredResult, NotKept>,
     key: Option<IdempotencyKey>,

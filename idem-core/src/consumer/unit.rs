@@ -9,14 +9,13 @@ use tracing::Instrument as _;
 
 use super::{
     Inner, Item,
-    answers::{Answers, refuse},
+    answers::Answers,
     append::append_all,
     claim::{Results, claim_all},
     dedupe::{self, Fold},
-    handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
+    handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
     isolate::NO_LANE,
     outcomes::Outcomes,
-    together,
 };
 use crate::{
     bugs::{self, Bug},
@@ -24,6 +23,7 @@ use crate::{
     dead_letter::Reason,
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
+    outbox::{HandedIn, ResultBody},
     outcome::{self, Decision, Failure, Ticket, Verdict},
     store::{Claim, RunId, Store, UnitOfWork, UnitOptions},
     telemetry,
@@ -34,9 +34,11 @@ use crate::{
 pub(crate) enum End {
     /// Every message has a decision, in order.
     Decided(Vec<Decision>),
-    /// A message was fresh, but its handler was not to run, and the claims were given up: see [`Gate`]. Or its calls cannot
-    /// share a unit on this connection.
+    /// A message was fresh, but its handler was not to run, and the claims were given up: see [`Gate`].
     NotBegun,
+    /// The work of a call was refused for good, and its unit was rolled back. The next unit claims the key again and keeps the
+    /// outcome, which is in the [`Answers`].
+    Refused,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
     /// Another unit holds a key of a unit of several messages: claim them one by one.
@@ -60,6 +62,7 @@ impl End {
         match self {
             Self::Decided(_) => "decided",
             Self::NotBegun => "not_begun",
+            Self::Refused => "refused",
             Self::Isolate(_) => "isolate",
             Self::Held => "held",
             Self::NoWinner(_) => "no_winner",
@@ -183,9 +186,6 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, store_failed(inject(injected)));
     }
-    if answers.as_deref().is_some_and(Answers::are_of_calls) && !unit.shares_calls() {
-        return (rollback(inner, unit).await.is_ok(), End::NotBegun);
-    }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
@@ -225,8 +225,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let ended = handle_and_commit(inner, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
     #[cfg(feature = "bugs")]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
-        let claims = if ended.is_ok() { &[][..] } else { &claims };
-        return super::planted::in_second_unit(inner, session, items, (late, claims), (answers, &fold)).await;
+        ended.ok();
+        return super::planted::in_second_unit(inner, session, items, late, (answers, &fold)).await;
     }
     match ended {
         Ok(()) => {
@@ -270,37 +270,110 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     let begun = Instant::now();
     let handled = handle(inner, &mut unit, items, fresh, answers.as_deref()).await;
     inner.metrics.handler_time.record(begun.elapsed());
-    let handed_in = match handled {
+    let mut handed_in = match handled {
         Ok(handed_in) => handed_in,
-        Err(stopped) => {
-            keep_late(&stopped, indexes, answers);
-            return Err(stopped_early(inner, unit, stopped, items.len()).await);
-        }
+        Err(HandlingError::Final(outcome)) => return Err(refused(inner, unit, outcome, answers).await),
+        Err(stopped) => return Err(stopped_early(inner, unit, stopped, indexes, items.len()).await),
     };
+    let spoilt = answers.as_deref().and_then(|answers| Spoilt::of(answers, &mut handed_in));
     failpoint!(HANDLER_DONE).map_err(|injected| (false, store_failed(inject(injected))))?;
     let publishes = !handed_in.is_empty();
     if let Some(answers) = answers.as_deref_mut() {
         answers.note(&handed_in);
     }
-    let handed_in = before_commit(handed_in, answers);
+    let handed_in = before_commit(handed_in, answers.as_deref_mut());
     if !handed_in.is_empty()
         && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await
     {
-        return Err(stopped_early(inner, unit, stopped, items.len()).await);
+        return Err(match (stopped, spoilt) {
+            (HandlingError::Unsealed(error), Some(spoilt)) => match spoilt.ends::<S>(inner, &error) {
+                Ok(outcome) => refused(inner, unit, outcome, answers).await,
+                Err(failure) => (rollback(inner, unit).await.is_ok(), End::Decided(vec![Decision::Failed(failure)])),
+            },
+            (stopped, _) => stopped_early(inner, unit, stopped, indexes, items.len()).await,
+        });
     }
     failpoint!(GUARD).map_err(|injected| (false, store_failed(inject(injected))))?;
-    commit(inner, unit).await.map_err(|error| match error {
-        CommitError::Unknown(error) => (false, End::Unknown { error, of: indexes.to_vec() }),
-        CommitError::RolledBack(error) => (false, commit_refused::<S>(error, indexes, items.len())),
-    })?;
+    match (commit(inner, unit).await, spoilt) {
+        (Ok(()), _) => {}
+        (Err(CommitError::Unknown(error)), _) => {
+            return Err((false, End::Unknown { error, of: indexes.to_vec() }));
+        }
+        (Err(CommitError::RolledBack(error @ StoreError::Unsealed { .. })), Some(spoilt)) => {
+            return Err(match (spoilt.ends::<S>(inner, &error), answers) {
+                (Ok(outcome), Some(answers)) => {
+                    answers.refused = Some(outcome);
+                    // The store has ended the transaction.
+                    (true, End::Refused)
+                }
+                (Ok(_), None) => (false, End::NotBegun),
+                (Err(failure), _) => (true, End::Decided(vec![Decision::Failed(failure)])),
+            });
+        }
+        (Err(CommitError::RolledBack(error)), _) => {
+            return Err((false, commit_refused::<S>(error, indexes, items.len())));
+        }
+    }
     if publishes {
         inner.published.notify_one();
     }
     Ok(())
 }
 
-/// Runs the handlers. Where the work of a call is refused for good, its effects are taken back, and its outcome takes the
-/// place of its result.
+/// The end of a call whose work has spoilt its transaction: a statement failed, and the work went on.
+struct Spoilt {
+    /// Its result, where that has a status from 400 to 499 and may be final.
+    declined: Option<ResultBody>,
+    /// The error of the statement, where the work has noted it.
+    noted: Option<crate::HandlerError>,
+}
+
+impl Spoilt {
+    /// `None` for the messages of a handler, which run again.
+    fn of<S: Store>(answers: &Answers<'_, S>, handed_in: &mut AllHandedIn) -> Option<Self> {
+        answers.work?;
+        let own = handed_in.first_mut().map(|(_, own)| own);
+        let noted = own.and_then(|own| own.noted.take());
+        let may_be_final = answers.final_errors && answers.refused.is_none();
+        let result = handed_in.first().and_then(|(_, own)| own.result.clone()).filter(|_| may_be_final);
+        let declined = result.filter(|result| result.status.is_some_and(|status| (400..500).contains(&status)));
+        Some(Self { declined, noted })
+    }
+
+    /// The final outcome, or the failure. A caller waits for it, so it is transient only where the noted error is: another run
+    /// would spoil its transaction too.
+    fn ends<S: Store>(self, inner: &Inner<S>, error: &StoreError) -> Result<ResultBody, Failure> {
+        let failure = match self.noted {
+            Some(noted) => inner.failure(noted),
+            None => Failure::new(ErrorClass::Permanent, Reason::Permanent, super::describe::<S>(error))
+                .with_code(super::code::<S>(error)),
+        };
+        match self.declined {
+            Some(outcome) if failure.class == ErrorClass::Permanent => Ok(outcome),
+            Some(_) | None => Err(failure),
+        }
+    }
+}
+
+/// Rolls back the unit of a call whose work was refused for good. Rolling back probes the connection: an outcome that may come
+/// of a lost one is not final.
+async fn refused<S: Store>(
+    inner: &Inner<S>,
+    unit: S::Unit<'_>,
+    outcome: ResultBody,
+    answers: Option<&mut Answers<'_, S>>,
+) -> (bool, End) {
+    match (rollback(inner, unit).await, answers) {
+        (Err(error), _) => (false, lost(error)),
+        (Ok(()), Some(answers)) => {
+            answers.refused = Some(outcome);
+            (true, End::Refused)
+        }
+        (Ok(()), None) => (true, End::NotBegun),
+    }
+}
+
+/// Runs the handlers. Of a call that was refused before nothing runs, and its outcome takes the place of its result.
 async fn handle<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,
@@ -308,17 +381,16 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     fresh: Vec<(usize, Ticket)>,
     answers: Option<&Answers<'_, S>>,
 ) -> Result<AllHandedIn, HandlingError> {
-    let (works, final_errors) = answers.map_or((&[][..], false), |answers| (answers.works, answers.final_errors));
-    if answers.is_some_and(Answers::are_of_calls) {
-        return together::handle(inner, unit, items, fresh, works, final_errors).await;
-    }
     let index = fresh.first().map_or(0, |(index, _)| *index);
-    if final_errors {
-        let savepoint = answered(inner.settings.answer_timeout, "setting a savepoint", unit.savepoint());
-        savepoint.await.map_err(HandlingError::Store)?;
+    if let Some(outcome) = answers.and_then(|answers| answers.refused.clone()) {
+        return Ok(vec![(index, HandedIn::of_error(outcome))]);
     }
-    match handle_all(inner, unit, items, fresh, works.first().copied()).await {
-        Err(HandlingError::Final(outcome)) => refuse(inner, unit, index, outcome, final_errors).await,
+    match handle_all(inner, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
+        Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.final_errors) => {
+            let text = "the work was refused for good, but this consumer was not built with .final_errors()";
+            let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+            Err(HandlingError::one(index, failure, TransactionState::Clean))
+        }
         handled => handled,
     }
 }
@@ -345,19 +417,6 @@ fn before_commit<S: Store>(mut handed_in: AllHandedIn, answers: Option<&mut Answ
     handed_in
 }
 
-#[cfg(not(feature = "bugs"))]
-fn keep_late<S: Store>(_: &HandlingError, _: &[usize], _: Option<&mut Answers<'_, S>>) {}
-
-/// Another planted bug stores an outcome after the unit was rolled back.
-#[cfg(feature = "bugs")]
-fn keep_late<S: Store>(stopped: &HandlingError, indexes: &[usize], answers: Option<&mut Answers<'_, S>>) {
-    if let (HandlingError::Final(outcome), Some(answers), Some(index)) = (stopped, answers, indexes.first()) {
-        let late = vec![(*index, crate::outbox::HandedIn::of_error(outcome.clone()))];
-        answers.note(&late);
-        answers.late = Some(late);
-    }
-}
-
 /// Notes the messages that are decided already, and answers the rest in the order of delivery.
 fn fresh(verdicts: Vec<Verdict>, fold: &Fold, ledger: &mut Outcomes) -> Vec<(usize, Ticket)> {
     let mut fresh = Vec::new();
@@ -381,12 +440,17 @@ async fn stopped_early<S: Store>(
     inner: &Inner<S>,
     unit: S::Unit<'_>,
     stopped: HandlingError,
+    fresh: &[usize],
     items: usize,
 ) -> (bool, End) {
     let (failed, keep) = match stopped {
         HandlingError::Store(error) => return (false, store_failed(error)),
-        // Its effects could have been taken back: only a planted bug does not.
+        // Calls alone have one, and it ends their unit otherwise.
         HandlingError::Final(_) => return (rollback(inner, unit).await.is_ok(), End::NotBegun),
+        HandlingError::Unsealed(error) => {
+            let failure = unsealed::<S>(&error);
+            (fresh.iter().map(|index| (*index, failure.clone_text())).collect(), false)
+        }
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server ends it over another connection.
             let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;

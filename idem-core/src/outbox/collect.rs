@@ -11,6 +11,8 @@ use super::{
 };
 use crate::{
     bugs::{self, Bug},
+    error::ErrorClass,
+    handler::HandlerError,
     key::{IdempotencyKey, KEY_FIELD},
     message::{Headers, Message, OrderingKey, Tenant},
     telemetry::{TRACEPARENT, TRACESTATE, TraceContext},
@@ -76,6 +78,8 @@ pub(crate) struct HandedIn {
     pub(crate) is_error: bool,
     /// Whether what handed it in cannot run again.
     pub(crate) runs_once: bool,
+    /// The error of a statement after which the work went on.
+    pub(crate) noted: Option<HandlerError>,
     bytes: usize,
 }
 
@@ -117,6 +121,7 @@ struct Buffer {
     by_message: Vec<HandedIn>,
     refused: Option<PublishError>,
     runs_once: bool,
+    noted: Option<HandlerError>,
 }
 
 impl<'m> Collector<'m> {
@@ -157,6 +162,14 @@ impl<'m> Collector<'m> {
 
     pub(crate) fn runs_once(&self) {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner).runs_once = true;
+    }
+
+    /// Notes an error. One that may pass is not replaced by another.
+    pub(crate) fn note_error(&self, error: HandlerError) {
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.noted.as_ref().is_none_or(|noted| noted.class() == Some(ErrorClass::Permanent)) {
+            buffer.noted = Some(error);
+        }
     }
 
     /// Keeps a refusal: a handler that ignores it must not commit its effect without the event.
@@ -240,8 +253,11 @@ impl<'m> Collector<'m> {
     /// The events and results, by the place of the message in the call; a message without any has no entry.
     pub(crate) fn finish(self) -> Result<Vec<HandedIn>, PublishError> {
         let buffer = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let Buffer { mut by_message, refused, runs_once } = buffer;
+        let Buffer { mut by_message, refused, runs_once, noted } = buffer;
         by_message.iter_mut().for_each(|handed_in| handed_in.runs_once = runs_once);
+        if let Some(handed_in) = by_message.first_mut() {
+            handed_in.noted = noted;
+        }
         match refused {
             None => Ok(by_message),
             Some(refused) => Err(refused),

@@ -22,13 +22,9 @@ use super::{
 ///    at most, when all handlers have succeeded, and only where there is something to write.
 /// 8. `read_results` answers the results that were committed with the records of these keys, and `look_up` the answers of
 ///    `read` and `read_results`.
-/// 9. `rollback_to_savepoint` undoes the writes since the last savepoint, and a statement that failed since; keys that were
-///    claimed before stay claimed all the while. Core calls it once a savepoint at most. In a unit of one message it calls
-///    `savepoint` once at most.
-/// 10. Where several calls share a unit, core calls `savepoint` before the first one's handler, and `next_savepoint` between two.
-///     It puts back a handler's settings for the transaction or the session, so that the next one does not see them. It fails
-///     where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
-/// 11. `processed_at` answers the time that the inserted record will have, as [`UnitOfWork::read`] of a later unit answers it.
+/// 9. After a `commit` that answered [`CommitError::RolledBack`] with [`StoreError::Unsealed`], and after `rollback`, the session can
+///    begin another unit.
+/// 10. `processed_at` answers the time that the inserted record will have, as [`UnitOfWork::read`] of a later unit answers it.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`](super::UnitOptions::busy_timeout) in all.
     ///
@@ -117,47 +113,6 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
             let found = recorded.into_iter().zip(results);
             Ok(found.map(|(recorded, result)| Some(Found::new(recorded?, result))).collect())
         }
-    }
-
-    /// Marks where the handler begins, so that its effects can be taken back and the claim be kept.
-    ///
-    /// # Errors
-    /// The unit is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
-    }
-
-    /// Undoes the writes since [`savepoint`](Self::savepoint).
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn rollback_to_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
-    }
-
-    /// Whether several calls may share this unit, because [`next_savepoint`](Self::next_savepoint) can put back a handler's
-    /// settings on this connection.
-    fn shares_calls(&self) -> bool {
-        false
-    }
-
-    /// Goes on to the handler of the next call that shares the unit: the writes since the last savepoint stay, the
-    /// handler's settings (time-outs, a role, a search path) are put back to their values when the claim returned, and a
-    /// new savepoint is set.
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn next_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "let calls share a unit" }))
     }
 
     /// Seals the transaction and commits it.

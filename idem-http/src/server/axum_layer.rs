@@ -21,8 +21,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, CannotRepeat, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working, chain,
-    store::{Store, Tx, describe},
+    BoxError, CannotRepeat, Event, HandlerError, IdempotencyKey, WorkError, Working,
+    store::{Store, Tx},
 };
 use tokio::sync::{mpsc, oneshot};
 use tower_layer::Layer;
@@ -30,7 +30,7 @@ use tower_service::Service;
 
 use super::{
     Idempotency, Shared,
-    error::{self, HttpError},
+    error::Wish,
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
@@ -39,6 +39,7 @@ use super::{
     request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
+    step_error::{OfStep, StepError},
 };
 
 /// Protects the routes of an existing router. See [`Idempotency::layer`].
@@ -68,9 +69,19 @@ impl<S: Store> Idempotency<S> {
     /// `PUT`, `DELETE` or `MKCOL`, is protected if it has one. A handler gets its transaction through the extractor [`Idem`]. The
     /// transaction is committed together with the answer, after the handler has answered and before the client gets the answer.
     ///
-    /// [`HttpError`]'s table says which answers are kept; every answer of an axum handler counts as `Ok` there. In addition, a 4xx of a
-    /// handler that has not used its transaction is not kept, because an extractor has refused the request.
-    /// [`Idem::refuse`] keeps such an answer, and rolls back the handler's writes.
+    /// | A handler responds | its effects | the response is kept | a repeat gets |
+    /// |---|---|---|---|
+    /// | with 2xx, 3xx or 4xx | committed | yes | the same response |
+    /// | the same after [`Idem::refuse`] | rolled back | yes | the same response |
+    /// | the same after [`Idem::discard`] | rolled back | no | a run |
+    /// | with 4xx, and has not used its transaction: an extractor has refused the request | none | no | a run |
+    /// | with 5xx | rolled back | no | a run |
+    /// | with 1xx, or a number that is not a status of HTTP | rolled back | no: it is answered with 500 | a run |
+    /// | with a [`StepError`], panics, or does not end in time | rolled back | no | a run |
+    ///
+    /// A decline that has effects of its own, such as a row that counts it, needs neither `refuse` nor `discard`. 401, 403, 408, 425 and
+    /// 429 concern a request and not its operation. If they were kept, every repeat of the key would get them: call `discard` before. Without
+    /// it they are refused in debug builds, and counted in others. The guide's page on HTTP has the table of all statuses.
     ///
     /// A handler under the layer must take [`Idem`]. If it does not, its 2xx and 3xx become a 500 that is not kept, because nothing that it does is
     /// protected. One that takes it and has nothing to write need not use it.
@@ -110,14 +121,6 @@ impl<S: Store> Idempotency<S> {
     /// repeat gets the first answer from this layer, and layers inside of it do not run again. A decision that depends on the
     /// caller can also be made by [`tenant`](crate::IdempotencyBuilder::tenant), which is called each time.
     ///
-    /// Requests under a layer share no transactions. A handler here runs once a key, and its own steps cannot be repeated for a neighbour's
-    /// sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may run again.
-    ///
-    /// ```compile_fail,E0599
-    /// # fn shared<S: idem_core::Store>(idempotency: idem_http::Idempotency<S>) {
-    /// let _ = idempotency.layer().shares_units(16);
-    /// # }
-    /// ```
     #[must_use]
     pub fn layer(&self) -> IdempotencyLayer<S> {
         IdempotencyLayer { shared: Arc::clone(&self.0), settings: RouteSettings::new(self.0.limits) }
@@ -237,6 +240,8 @@ struct Slot<S: Store> {
     /// Whether it has done a step in it.
     is_used: AtomicBool,
     is_refused: AtomicBool,
+    /// Whether the handler asked for nothing to be kept.
+    is_discarded: AtomicBool,
 }
 
 type StepFn<S> = dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> + Send;
@@ -249,6 +254,7 @@ impl<S: Store> Slot<S> {
             is_taken: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
+            is_discarded: AtomicBool::new(false),
         }
     }
 
@@ -302,7 +308,12 @@ impl<S: Store> Idem<S> {
         let (answer, answered) = oneshot::channel();
         let step: Box<StepFn<S>> = Box::new(move |tx| {
             Box::pin(async move {
-                let done = step(tx).await;
+                let done = step(tx).await.map_err(|error| StepError::of::<S>(error.into()));
+                if let Err(error) = &done
+                    && error.is_of_database
+                {
+                    tx.note_error(error.noted());
+                }
                 // The caller may have given up.
                 let _ = answer.send(done);
             })
@@ -311,8 +322,7 @@ impl<S: Store> Idem<S> {
         steps.send(step).await.map_err(|_| over())?;
         // This sender would keep the operation open.
         drop(steps);
-        let done = answered.await.map_err(|_| over())?;
-        done.map_err(|error| StepError::of::<S>(error.into()))
+        answered.await.map_err(|_| over())?
     }
 
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
@@ -347,64 +357,11 @@ impl<S: Store> Idem<S> {
     pub fn refuse(&self) {
         self.0.is_refused.store(true, Ordering::Relaxed);
     }
-}
 
-/// Why a step in a transaction failed. As a handler's answer it is 503 with `Retry-After` if another try may succeed, as is assumed
-/// of unclassified errors, and otherwise 500 without; both as problems, in the words of the service's profile.
-///
-/// `Display` has the error without any value of a statement or row; [`handler_error`](Self::handler_error) is the error itself.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-pub struct StepError {
-    error: HandlerError,
-    problem: Problem,
-    text: String,
-}
-
-/// Marks the response of a [`StepError`], for the layer around the handler.
-#[derive(Debug, Clone)]
-struct OfStep(Problem);
-
-impl StepError {
-    fn of<S: Store>(error: HandlerError) -> Self {
-        // A refused event is refused on each try.
-        let is_refused = error.downcast_ref::<PublishError>().is_some();
-        let code = chain(error.inner()).find_map(S::code);
-        let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
-        let problem = if comes_again && !is_refused { Problem::FailedForNow } else { Problem::Failed };
-        Self { text: describe::<S>(error.inner()), problem, error }
-    }
-
-    /// The error below.
-    #[must_use]
-    pub fn handler_error(&self) -> &HandlerError {
-        &self.error
-    }
-}
-
-/// A value that JSON cannot represent, such as one for [`Event::json`]. Another try fails too.
-impl From<serde_json::Error> for StepError {
-    fn from(error: serde_json::Error) -> Self {
-        // Its own text may quote a value.
-        Self {
-            text: "a value cannot be written as JSON, or read".to_owned(),
-            problem: Problem::Failed,
-            error: error.into(),
-        }
-    }
-}
-
-impl IntoResponse for StepError {
-    fn into_response(self) -> Response {
-        tracing::warn!("a step of a request failed: {self}");
-        // For layers between the handler and idem's, which answers with the problem.
-        let mut response = if matches!(self.problem, Problem::FailedForNow) {
-            StatusCode::SERVICE_UNAVAILABLE.into_response()
-        } else {
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        };
-        response.extensions_mut().insert(OfStep(self.problem));
-        response
+    /// Marks the handler's response as one that is not kept: its writes are rolled back, and a repeat runs. Use it before a response that
+    /// concerns the request and not the operation, such as 429.
+    pub fn discard(&self) {
+        self.0.is_discarded.store(true, Ordering::Relaxed);
     }
 }
 
@@ -500,8 +457,8 @@ impl<T> OfLayer<T> {
                 if let Some(OfStep(problem)) = response.extensions().get() {
                     return last.roll_back(Ended::Not(problem.clone()));
                 }
-                match treated(response, &slot, &shared) {
-                    Some(answered) => last.judge(answered, &shared, response_bytes_max),
+                match wish(response.status(), &slot, &shared) {
+                    Some(wish) => last.judge(response, wish, &shared, response_bytes_max),
                     None => last.roll_back(Ended::Not(Problem::Unprotected)),
                 }
             })
@@ -555,23 +512,20 @@ where
     }
 }
 
-/// The handler's answer, classed as kept, refused or not kept. `None` if the handler did not take its transaction and answered as
-/// if it had done something.
-fn treated<S: Store>(
-    response: http::Response<Bytes>,
-    slot: &Slot<S>,
-    shared: &Shared<S>,
-) -> Option<Result<http::Response<Bytes>, HttpError>> {
+/// The treatment of a handler's response. `None` if the handler did not take its transaction and answered as if it had done something.
+fn wish<S: Store>(status: StatusCode, slot: &Slot<S>, shared: &Shared<S>) -> Option<Wish> {
     let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-    let status = response.status();
+    if is(&slot.is_discarded) {
+        return Some(Wish::Drop);
+    }
     if is(&slot.is_refused) {
-        return Some(Err(HttpError::refused(response)));
+        return Some(Wish::Refuse);
     }
     if is(&slot.is_used) || status.is_server_error() {
-        return Some(Ok(response));
+        return Some(Wish::Commit);
     }
     if status.is_client_error() {
-        return Some(Err(HttpError::not_kept(response)));
+        return Some(Wish::Drop);
     }
     shared.counts.untaken.increment(1);
     if !is(&slot.is_taken) {
@@ -583,5 +537,5 @@ fn treated<S: Store>(
             "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are not protected"
         );
     });
-    Some(Ok(response))
+    Some(Wish::Commit)
 }

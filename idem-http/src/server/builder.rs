@@ -230,8 +230,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets how long a request may queue for a connection; then it is answered with 503, without having run. Requests that
-    /// [share transactions](crate::IdempotentRoute::shares_units) queue with their company, without this limit. Defaults to 30 seconds.
+    /// Sets how long a request may queue for a connection; then it is answered with 503, without having run. Defaults to 30 seconds.
     #[must_use]
     pub fn queue_deadline(mut self, deadline: Duration) -> Self {
         self.queue_deadline = deadline;
@@ -375,7 +374,6 @@ impl<S: Store> IdempotencyBuilder<S> {
         let shares = Shares { requests, rate, runs: connections, bytes };
         Ok(Idempotency(Arc::new(Shared {
             counts: Counts::new(engine.name().as_str(), self.waiting_connections),
-            #[cfg(feature = "axum")]
             told_of_unused: std::sync::Once::new(),
             engine,
             tenant,

@@ -9,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "axum")]
-use idem_core::telemetry::HTTP_UNTAKEN;
 use idem_core::{
     store::Store,
     telemetry::{
-        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_QUESTION_TIME, HTTP_QUESTIONS, HTTP_REQUESTS, HTTP_TIME, HTTP_WAITING,
-        HTTP_WAITING_MAX, Metric, PLACE, ROUTE,
+        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_QUESTION_TIME, HTTP_QUESTIONS, HTTP_REQUESTS, HTTP_TIME, HTTP_UNTAKEN,
+        HTTP_WAITING, HTTP_WAITING_MAX, Metric, PLACE, ROUTE,
     },
 };
 use metrics::{Counter, Gauge, Label};
@@ -40,7 +38,6 @@ pub(crate) struct Counts {
     pub(crate) at_database: Waiting,
     at_database_max: usize,
     pub(crate) misplaced: Counter,
-    #[cfg(feature = "axum")]
     pub(crate) untaken: Counter,
 }
 
@@ -77,7 +74,6 @@ impl Counts {
             at_database: Waiting::new(consumer, "database"),
             at_database_max,
             misplaced: counter(HTTP_MISPLACED_STATUSES),
-            #[cfg(feature = "axum")]
             untaken: counter(HTTP_UNTAKEN),
             consumer: consumer.to_owned(),
         }

@@ -87,10 +87,6 @@ impl<S: Store> Shared<S> {
         B::Error: Into<BoxError>,
     {
         let (parts, body) = request.into_parts();
-        // A client that is redirected with 301 goes on with GET and the same key, which would be done under another scope (W123).
-        if parts.method.is_safe() {
-            return Err(Problem::SafeMethod);
-        }
         let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
         let headers = self.check_headers(&parts.headers)?;
         let asked = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {

@@ -8,7 +8,7 @@ use idem_core::{HandlerError, Ran, ResultBody, RunOnceError, WorkError, store::S
 
 use super::{
     Shared, answer,
-    error::{self, HttpError, Judged},
+    error::{self, Judged, Wish},
     problem::Problem,
     run::Ended,
 };
@@ -35,12 +35,13 @@ impl Last {
     /// Leaves a handler's answer with its treatment, and gives the engine its part.
     pub(crate) fn judge<S: Store>(
         &self,
-        answered: Result<Response<Bytes>, HttpError>,
+        response: Response<Bytes>,
+        wish: Wish,
         shared: &Shared<S>,
         response_bytes_max: usize,
     ) -> Result<ResultBody, WorkError> {
         let limits = error::Limits::new(response_bytes_max, &shared.counts.misplaced);
-        let (made, outcome) = match error::judge(answered, limits) {
+        let (made, outcome) = match error::judge(response, wish, limits) {
             Judged::Keep(response) => {
                 let kept = answer::kept(&response, &shared.kept_headers);
                 (Made::Own(response), Ok(kept))
@@ -51,7 +52,6 @@ impl Last {
             }
             Judged::Drop(response) => return self.roll_back(Ended::Dropped(response)),
             Judged::Unfit(what) => return self.roll_back(Ended::Not(Problem::ResponseRefused(what))),
-            Judged::Fail(error) => (Made::Nothing, Err(WorkError::failed(error))),
         };
         self.set(made);
         outcome

@@ -34,7 +34,6 @@ impl Part {
 /// Why a request has no answer from its handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Problem {
-    SafeMethod,
     KeyMissing,
     KeyMalformed(&'static str),
     Unauthenticated,
@@ -78,7 +77,6 @@ pub(crate) enum Problem {
     /// The handler's response cannot be kept.
     ResponseRefused(&'static str),
     /// The handler does not take its transaction.
-    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without the layer every handler is given its own"))]
     Unprotected,
     NotFound {
         /// Whether it was asked about with quotes around it.
@@ -159,10 +157,6 @@ const CONFLICT: &str = "ERR409_SERVER_STATE_CONFLICT";
 impl Problem {
     fn row(&self, profile: &Profile) -> Row {
         match self {
-            Self::SafeMethod => {
-                let status = StatusCode::METHOD_NOT_ALLOWED;
-                Row::new(status, "method-not-allowed", "The method is not allowed here")
-            }
             Self::KeyMissing => Row::new(StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing")
                 .guardia(HEADER, "IDEMPOTENCY_KEY_REQUIRED"),
             Self::KeyMalformed(_) => Row::new(StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed")
@@ -229,10 +223,6 @@ impl Problem {
 
     fn detail(&self) -> String {
         match self {
-            Self::SafeMethod => {
-                "Safe methods, such as GET, carry nothing out. Send the request by the operation's own method, with the same key."
-                    .to_owned()
-            }
             Self::KeyMissing => {
                 "This operation needs the header Idempotency-Key, with a key that is new for each intent \
                                  and the same for each try of it."
@@ -342,9 +332,6 @@ impl Problem {
         if row.comes_again {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(profile.retry_after.max(row.after).as_secs().max(1)));
         }
-        if matches!(self, Self::SafeMethod) {
-            headers.insert(header::ALLOW, HeaderValue::from_static("POST, PUT, PATCH, DELETE"));
-        }
         if matches!(self, Self::Encoding) {
             // RFC 9110, 15.5.16: which codings would have been accepted.
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -411,7 +398,6 @@ mod tests {
     #[test]
     fn w97_the_page_has_every_problem() {
         let all = [
-            Problem::SafeMethod,
             Problem::KeyMissing,
             Problem::KeyMalformed(""),
             Problem::Unauthenticated,

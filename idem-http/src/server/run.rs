@@ -42,11 +42,6 @@ pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError
 
 /// Runs a handler in the transaction that records its key. Routes and layers each implement it.
 pub(crate) trait Runs<S: Store>: Send + 'static {
-    /// Whether the outcomes of other requests may depend on this one.
-    fn has_company(&self) -> bool {
-        false
-    }
-
     /// Claims the key and, if it is new, runs the handler, on one of the connections that the tenant may use. May be called again
     /// if the key was held.
     fn run<'a>(
@@ -110,15 +105,10 @@ impl<S: Store> Shared<S> {
         loop {
             let mut stage = match self.flights.board(&admitted.key, admitted.print()) {
                 Boarded::First(flight) => {
-                    let (shared, has_company) = (Arc::clone(self), runs.has_company());
+                    let shared = Arc::clone(self);
                     let lead = async move { shared.lead(&admitted, flight, runs, deadline).await };
-                    let lead = lead.in_current_span();
-                    // It runs to its end even if the client disconnects, and for others at its own pace.
-                    return if has_company {
-                        tokio::spawn(lead).await.unwrap_or(Err(Problem::Failed))
-                    } else {
-                        finished(lead).await
-                    };
+                    // It runs to its end even if the client disconnects.
+                    return finished(lead.in_current_span()).await;
                 }
                 Boarded::Other(stage) => stage,
             };

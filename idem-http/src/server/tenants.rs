@@ -135,11 +135,6 @@ pub(crate) struct InHand {
 }
 
 impl InHand {
-    /// Its tenant.
-    pub(crate) fn tenant(&self) -> Arc<str> {
-        Arc::clone(&self.name)
-    }
-
     /// Room for this many bytes more. `None` if the tenant has no more of it, or nobody has.
     pub(crate) fn holds(&self, bytes: usize) -> Option<Held> {
         let bytes = u32::try_from(bytes).ok()?;
@@ -149,15 +144,13 @@ impl InHand {
 
     /// Waits until one more of the tenant's requests may use a connection, and until there is one. `None` if that took too long.
     pub(crate) async fn run(&self) -> Option<Lane> {
-        timeout(self.tenants.queue_deadline, self.run_at_last()).await.ok().flatten()
-    }
-
-    /// The same however long it takes.
-    pub(crate) async fn run_at_last(&self) -> Option<Lane> {
-        // The semaphores are never closed. The tenant's comes first, so that no lane waits for it.
-        let of_tenant = Arc::clone(&self.runs).acquire_owned().await.ok()?;
-        let of_all = Arc::clone(&self.tenants.lanes).acquire_owned().await.ok()?;
-        Some(Lane { _of_tenant: of_tenant, _of_all: of_all })
+        let lane = async {
+            // The semaphores are never closed. The tenant's comes first, so that no lane waits for it.
+            let of_tenant = Arc::clone(&self.runs).acquire_owned().await.ok()?;
+            let of_all = Arc::clone(&self.tenants.lanes).acquire_owned().await.ok()?;
+            Some(Lane { _of_tenant: of_tenant, _of_all: of_all })
+        };
+        timeout(self.tenants.queue_deadline, lane).await.ok().flatten()
     }
 }
 

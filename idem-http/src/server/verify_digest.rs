@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::digest::Stated;
 
 /// A layer that verifies the `Content-Digest` and `Repr-Digest` of requests on the bytes that came. It stands outside of a layer that decodes
-/// bodies, and idem's inside of both says [`bodies_are_decoded_before`](crate::IdempotentRoute::bodies_are_decoded_before):
+/// bodies, and idem's inside of both says [`bodies_are_decoded_before`](crate::IdempotencyLayer::bodies_are_decoded_before):
 ///
 /// ```text
 /// Router::new()

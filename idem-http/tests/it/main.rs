@@ -12,9 +12,9 @@
 mod client;
 #[cfg(all(feature = "inbound", feature = "reqwest"))]
 mod inbound;
-#[cfg(all(feature = "server", feature = "axum"))]
+#[cfg(feature = "server")]
 mod server;
-#[cfg(all(feature = "axum", feature = "client", feature = "inbound", feature = "reqwest"))]
+#[cfg(all(feature = "server", feature = "client", feature = "inbound", feature = "reqwest"))]
 mod together;
 
 /// A client of HTTP for tests: no proxy, and no tries of its own.

@@ -112,8 +112,14 @@ pub(super) fn numbered_file(text: &str) -> Result<(u16, PathBuf), String> {
 
 #[cfg(test)]
 mod tests {
-    use axum::{body::Body, http::Request};
+    use axum::{
+        Router,
+        body::Body,
+        http::{Request, StatusCode},
+        routing::post,
+    };
     use clap::{Args as _, Command, FromArgMatches as _};
+    use idem_http::Idem;
     use idem_testkit::MemoryStore;
     use tower::ServiceExt as _;
 
@@ -127,8 +133,8 @@ mod tests {
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
         let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
-        let created = || Ok(axum::http::Response::builder().status(201).body("".into()).unwrap());
-        let route = opened.idempotency.route("/t", move |_, _| Box::pin(async move { created() }));
+        let created = async |_: Idem<MemoryStore>| StatusCode::CREATED;
+        let route = Router::new().route("/t", post(created).route_layer(opened.idempotency.layer()));
         let mut statuses = Vec::new();
         for _ in 0..3 {
             let request = Request::post("/t").header("idempotency-key", "k").body(Body::empty()).unwrap();
@@ -145,7 +151,8 @@ mod tests {
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
         let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
-        let route = opened.idempotency.route("/t", |_, _| Box::pin(std::future::pending()));
+        let waits = async |_: Idem<MemoryStore>| std::future::pending::<StatusCode>().await;
+        let route = Router::new().route("/t", post(waits).route_layer(opened.idempotency.layer()));
         let send = |key| {
             let request = Request::post("/t").header("idempotency-key", key).body(Body::empty()).unwrap();
             route.clone().oneshot(request)

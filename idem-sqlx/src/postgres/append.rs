@@ -77,12 +77,6 @@ impl PostgresUnit<'_> {
         results_in_claim_order(claims, &driver::read(&rows)?)
     }
 
-    /// Runs what sets a savepoint, goes back to it, or goes on to the next one.
-    pub(super) async fn savepoint_of_work(&mut self, statement: &str) -> Result<(), StoreError> {
-        let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(self.connection()).await;
-        done.map(|_| ()).map_err(|source| error::store("taking effects back", source))
-    }
-
     fn connection(&mut self) -> &mut PgConnection {
         &mut self.session.connection
     }

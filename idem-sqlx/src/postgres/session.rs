@@ -24,8 +24,6 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
-    /// Whether RESET makes of the session what it was as this store began it.
-    pub(super) may_reset: bool,
     /// Whether the connection's state is unknown. The next unit then opens another.
     pub(super) is_spent: bool,
     /// Whether the connection was handed over, and made read only by default here.
@@ -67,7 +65,6 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
-            may_reset: backend.is_some(),
             is_spent: false,
             is_fenced_here: false,
         }
@@ -133,8 +130,7 @@ impl PostgresStore {
         facts.refuse_unfenced()?;
         let prepare = PostgresSession::prepare(connection, facts, &self.driver().statements);
         let session = self.driver().within("opening a session", prepare).await?;
-        // The owner's settings must survive.
-        Ok(PostgresSession { is_fenced_here, may_reset: false, ..session })
+        Ok(PostgresSession { is_fenced_here, ..session })
     }
 }
 

@@ -10,7 +10,7 @@ use idem_core::{
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, from_microseconds, in_claim_order, key_id,
-    next_call, retention, unreadable,
+    retention, unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -152,6 +152,36 @@ impl<'l> PostgresUnit<'l> {
         }
     }
 
+    /// Rolls back whatever is open.
+    async fn roll_back(&mut self) -> Result<(), StoreError> {
+        let doing = "rolling back";
+        for _ in 0..NESTED_MAX {
+            if self.depth() <= 1 {
+                break;
+            }
+            match Manager::rollback(&mut self.session.connection).await {
+                Ok(()) => {}
+                // A handler has ended the transaction under sqlx's savepoints, which only sqlx could forget.
+                Err(sqlx::Error::Database(_)) => break,
+                Err(source) => return Err(error::store(doing, source)),
+            }
+        }
+        // sqlx's count of a handler's own transactions is forgotten with the connection, which the next unit replaces.
+        self.session.is_spent = self.depth() != 1;
+        let rollback = sqlx::raw_sql("ROLLBACK").execute(&mut self.session.connection).await;
+        rollback.map_err(|source| error::store(doing, source))?;
+        if self.session.is_spent {
+            return Ok(());
+        }
+        if self.xid.is_some() && self.session.connection.cached_statements_size() > 0 {
+            // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
+            // time it runs on this connection (A27).
+            let clear = self.session.connection.clear_cached_statements().await;
+            clear.map_err(|source| error::store(doing, source))?;
+        }
+        Ok(())
+    }
+
     /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
         if !self.events.is_empty() {
@@ -238,56 +268,21 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
         append::found(self.driver, &mut self.session.connection, claims).await
     }
 
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("SAVEPOINT idem_work").await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
-    fn shares_calls(&self) -> bool {
-        self.session.may_reset
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work(&next_call(self.options.idle_timeout)).await
-    }
-
     async fn commit(mut self) -> Result<(), CommitError> {
-        self.check().map_err(CommitError::RolledBack)?;
-        // Nothing is asked of the connection afterwards: its own count of transactions says nothing about the server, and the
-        // seal has refused everything that this COMMIT must not commit.
-        self.send_commit().await
+        let committed = match self.check() {
+            // Nothing is asked of the connection afterwards: its own count of transactions says nothing about the server, and the
+            // seal has refused everything that this COMMIT must not commit.
+            Ok(()) => self.send_commit().await,
+            Err(error) => Err(CommitError::RolledBack(error)),
+        };
+        if let Err(CommitError::RolledBack(StoreError::Unsealed { .. })) = &committed {
+            self.session.is_spent |= self.roll_back().await.is_err();
+        }
+        committed
     }
 
-    async fn rollback(self) -> Result<(), StoreError> {
-        let doing = "rolling back";
-        for _ in 0..NESTED_MAX {
-            if self.depth() <= 1 {
-                break;
-            }
-            match Manager::rollback(&mut self.session.connection).await {
-                Ok(()) => {}
-                // A handler has ended the transaction under sqlx's savepoints, which only sqlx could forget.
-                Err(sqlx::Error::Database(_)) => break,
-                Err(source) => return Err(error::store(doing, source)),
-            }
-        }
-        // sqlx's count of a handler's own transactions is forgotten with the connection, which the next unit replaces.
-        self.session.is_spent = self.depth() != 1;
-        let rollback = sqlx::raw_sql("ROLLBACK").execute(&mut self.session.connection).await;
-        rollback.map_err(|source| error::store(doing, source))?;
-        if self.session.is_spent {
-            return Ok(());
-        }
-        if self.xid.is_some() && self.session.connection.cached_statements_size() > 0 {
-            // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
-            // time it runs on this connection (A27).
-            let clear = self.session.connection.clear_cached_statements().await;
-            clear.map_err(|source| error::store(doing, source))?;
-        }
-        Ok(())
+    async fn rollback(mut self) -> Result<(), StoreError> {
+        self.roll_back().await
     }
 
     async fn abandon(self) {

@@ -109,17 +109,6 @@ impl SqliteUnit<'_> {
         results_in_claim_order(claims, &rows)
     }
 
-    /// Runs what sets a savepoint, goes back to it, or goes on to the next one, in the transaction that claimed.
-    pub(super) async fn savepoint_of_work(&mut self, statement: &'static str) -> Result<(), StoreError> {
-        if !self.guard.is_open() {
-            // A savepoint outside of a transaction would begin one.
-            let problem = "a handler, or an error of SQLite, has ended the transaction".to_owned();
-            return Err(StoreError::Unsealed { problem, source: None });
-        }
-        let done = sqlx::raw_sql(statement).execute(&mut *self.connection).await;
-        done.map(|_| ()).map_err(|source| error::of_unit("taking effects back", source))
-    }
-
     async fn append(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
         if !self.guard.is_open() {
             // A write would now be committed at once, and without a record.

@@ -209,23 +209,6 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
         claim::look_up(self.connection, &self.store.statements, claims).await
     }
 
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("SAVEPOINT idem_work").await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
-    }
-
-    /// SQLite has no settings that end with a transaction, and a connection's PRAGMA stays set in any case.
-    fn shares_calls(&self) -> bool {
-        true
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoint_of_work("RELEASE SAVEPOINT idem_work; SAVEPOINT idem_work").await
-    }
-
     async fn commit(mut self) -> Result<(), CommitError> {
         if let Err(error) = self.check() {
             return Err(self.refused(error).await);

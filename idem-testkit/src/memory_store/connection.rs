@@ -97,8 +97,6 @@ pub(super) struct Pending {
     pub(super) results: Vec<NewResult>,
     /// How many writes there were when each open nested transaction began.
     pub(super) nested: Vec<usize>,
-    /// How many writes there were when the engine set its savepoint, and whether one of them broke a deferred constraint.
-    pub(super) savepoint: Option<(usize, bool)>,
     pub(super) status: Status,
     pub(super) breaks_deferred: bool,
     pub(super) lost: bool,
@@ -320,7 +318,6 @@ impl MemoryConnection<'_> {
         self.pending.events.clear();
         self.pending.results.clear();
         self.pending.nested.clear();
-        self.pending.savepoint = None;
         self.pending.claimed.clear();
         self.pending.forgets.clear();
         self.shared.release(self.pending.id);

@@ -108,10 +108,6 @@ pub enum Defect {
     LosesResults,
     /// Results are known by their key alone, without its scope (V5).
     ResultsByKeyAlone,
-    /// A rollback to the savepoint leaves what was written since.
-    SavepointKeepsEffects,
-    /// A rollback to the savepoint lets the claimed keys go (V11).
-    SavepointLosesClaims,
     /// Consumers and tenants are numbered in the order in which they come, so that a server that has lost some numbers others like
     /// them (J63).
     NumbersInOrder,

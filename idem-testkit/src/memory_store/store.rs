@@ -82,7 +82,6 @@ impl Store for MemoryStore {
             events: Vec::new(),
             results: Vec::new(),
             nested: Vec::new(),
-            savepoint: None,
             status: Status::Open,
             breaks_deferred: false,
             lost: false,

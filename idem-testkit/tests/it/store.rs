@@ -209,10 +209,6 @@ mod broken {
         loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record,
             repeats::v14_a_repeat_begins_no_unit;
         finds_results_of_others: ResultsByKeyAlone by results::v5_two_tenants_with_one_key_have_two_results;
-        keeps_what_was_refused: SavepointKeepsEffects by results::v11_a_refusal_keeps_its_key_and_takes_effects_back,
-            calls::v16_a_refusal_among_calls_takes_back_its_own;
-        lets_go_what_was_refused: SavepointLosesClaims by results::v11_a_refused_operation_runs_once,
-            results::v11_a_refusal_keeps_its_key_and_takes_effects_back;
         measures_everybodys_dead_letters: MeasuresEverybodysDeadLetters by
             dead_letters::s23_the_bytes_of_a_consumers_dead_letters_are_its_own;
         stores_by_origin: StoresByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
@@ -272,8 +268,6 @@ mod broken {
         the_twin_sees_events_read_by_number: ScansByNumber;
         the_twin_sees_lost_results: LosesResults;
         the_twin_sees_results_by_key_alone: ResultsByKeyAlone;
-        the_twin_sees_refused_effects: SavepointKeepsEffects;
-        the_twin_sees_refused_claims_that_are_let_go: SavepointLosesClaims;
         the_twin_sees_forgotten_hashes: ForgetsHashes;
     }
 }

@@ -251,7 +251,7 @@ impl PostgresUnderTest for Postgres {
     }
 
     /// BEGIN with the claim, and the seal with COMMIT; for duplicates BEGIN with the claim, read, and ROLLBACK. Handlers at once cost
-    /// one round trip together. Events go with the seal. A call's savepoint goes with the effect, and its result with the seal.
+    /// one round trip together. Events go with the seal, and a call's result too.
     fn round_trips(&self) -> RoundTrips {
         let unit = if self.1 == Concurrency::InOrder { |effects| 2 + effects } else { |_| 3 };
         RoundTrips { unit, events: |_| 0, duplicates: 3, first_run: 3, unexpected_repeat: 3 }

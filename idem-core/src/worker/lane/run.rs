@@ -92,6 +92,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             end @ (End::Held
             | End::NotBegun
+            | End::Refused
             | End::NoWinner(_)
             | End::Again(_)
             | End::Unknown { .. }
@@ -111,7 +112,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// A unit that came to no decision, whether of one message or of several.
     async fn did_not_end_well(&mut self, mut jobs: Vec<Job<B::Handle>>, end: End) {
         let (seen, error) = match end {
-            End::Decided(_) | End::Isolate(_) | End::NotBegun => return self.returned.extend(jobs),
+            End::Decided(_) | End::Isolate(_) | End::NotBegun | End::Refused => return self.returned.extend(jobs),
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
@@ -229,6 +230,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.apply(std::iter::once(job).zip(decisions)).await;
             }
             end @ (End::NotBegun
+            | End::Refused
             | End::Isolate(_)
             | End::Held
             | End::NoWinner(_)
@@ -313,6 +315,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::StoreFailed(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
             End::Decided(_)
             | End::NotBegun
+            | End::Refused
             | End::Isolate(_)
             | End::Held
             | End::NoWinner(_)

@@ -34,7 +34,7 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["PATCH /t", "POST /t"]).unwrap());
     let unknown = ask(&asks, "acme", "/idempotency/k", "").await;
     assert_eq!((unknown.status, &unknown.json()["state"]), (404, &"unknown".into()));
-    let first = send::<G>(&route, held(request_of("acme/ann", "k", "one")));
+    let first = send(&route, held(request_of("acme/ann", "k", "one")));
     let meanwhile = async {
         runs.until_begun(1).await;
         let here = ask(&asks, "acme/ann", "/idempotency/k", "").await;
@@ -63,9 +63,9 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     for path in ["/idempotency/k", "/idempotency/k?answer=true"] {
         assert_eq!(ask(&asks, "acme/bob", path, "").await.json(), unknown.json());
     }
-    let bob = send::<G>(&route, request_of("acme/bob", "k", "one")).await;
+    let bob = send(&route, request_of("acme/bob", "k", "one")).await;
     assert_eq!((bob.status, bob.is_replayed()), (403, None), "{bob:?}");
-    send::<G>(&route, request("f", "final")).await;
+    send(&route, request("f", "final")).await;
     assert_eq!(ask(&asks, "acme", "/idempotency/f", "").await.json()["state"], "failed");
     assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
 }
@@ -82,11 +82,11 @@ pub(crate) async fn w156_what_is_told_is_of_the_operation_that_is_asked_about<G:
     let (post, patch) = (Some("POST /t".to_owned()), Some("PATCH /t".to_owned()));
     let mut refund = request("k", "refund");
     *refund.method_mut() = http::Method::PATCH;
-    send::<G>(&route, refund).await;
+    send(&route, refund).await;
     // The charge has left no record: the refund's must not pass for it.
     assert_eq!(told("/idempotency/k?route=POST%20/t").await, (404, None));
     assert_eq!(told("/idempotency/k").await, (200, patch.clone()));
-    send::<G>(&route, request("k", "charge")).await;
+    send(&route, request("k", "charge")).await;
     for (path, of) in [("POST%20/t", &post), ("PATCH+%2Fv1%2Ft", &patch)] {
         assert_eq!(told(&format!("/idempotency/k?answer=true&route={path}")).await, (200, of.clone()));
     }
@@ -104,7 +104,7 @@ async fn w14_no_subject_is_told_what_another_process_runs() {
     let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
     let payments = || builder(&ground).answers_by_subject().build().unwrap();
     let (route, asks) = (route::<Postgres>(&payments(), &runs), payments().asks(["POST /t"]).unwrap());
-    let first = tokio::spawn(send::<Postgres>(&route, held(request_of("acme/ann", "k", "one"))));
+    let first = tokio::spawn(send(&route, held(request_of("acme/ann", "k", "one"))));
     runs.until_begun(1).await;
     for (token, status) in [("acme/bob", 404), ("acme/ann", 404), ("acme", 200), ("globex", 404)] {
         assert_eq!(ask(&asks, token, "/idempotency/k", "").await.status, status, "{token}");
@@ -119,7 +119,7 @@ async fn w14_no_subject_is_told_what_another_process_runs() {
 async fn w21_a_question_that_is_no_keys_is_told_why() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).build().unwrap();
-    assert_eq!(send::<Memory>(&route::<Memory>(&payments, &runs), request("\"k\"", "one")).await.status, 201);
+    assert_eq!(send(&route::<Memory>(&payments, &runs), request("\"k\"", "one")).await.status, 201);
     let uuids = builder(&ground).profile(Profile::guardia()).build().unwrap();
     let (asks, of_uuids) = (payments.asks(["POST /t"]).unwrap(), uuids.asks(["POST /t"]).unwrap());
     assert_eq!(ask(&asks, "acme", "/idempotency/k", "").await.status, 200);
@@ -145,7 +145,7 @@ async fn w13_one_tenants_questions_leave_connections_to_others() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).lanes(2).build().unwrap();
     let (route, asks) = (route::<Memory>(&payments, &runs), payments.asks(["POST /t"]).unwrap());
-    let first = tokio::spawn(send::<Memory>(&route, held(request("k", "one"))));
+    let first = tokio::spawn(send(&route, held(request("k", "one"))));
     runs.until_begun(1).await;
     let questions: Vec<_> = (0..40)
         .map(|number| {
@@ -182,7 +182,7 @@ async fn w21_each_state_of_a_key_is_told() {
         runs.release(1);
         running
     };
-    let (first, running) = tokio::join!(send::<Postgres>(&route, held(request("k", "one"))), meanwhile);
+    let (first, running) = tokio::join!(send(&route, held(request("k", "one"))), meanwhile);
     assert_eq!(running, (200, serde_json::json!({ "state": "in_progress", "route": "POST /t" })));
     let mut connection = sqlx::PgConnection::connect(&super::grounds::url()).await.unwrap();
     let times = format!(
@@ -203,7 +203,7 @@ async fn w21_each_state_of_a_key_is_told() {
     let shorter =
         super::ask::ask(&shorter.build().unwrap().asks(["POST /t"]).unwrap(), "acme", "/idempotency/k", "").await;
     assert_eq!(shorter.json(), completed, "its times are those that were stored with it");
-    send::<Postgres>(&route, request("f", "final")).await;
+    send(&route, request("f", "final")).await;
     let (status, failed) = ask("f").await;
     assert_eq!((status, &failed["state"], &failed["status"]), (200, &"failed".into(), &422.into()));
     assert!(failed["answer_expires"].is_string(), "{failed}");

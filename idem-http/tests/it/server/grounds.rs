@@ -30,10 +30,6 @@ pub(crate) trait Ground: Sized + 'static {
     fn pay<'a>(tx: &'a mut Tx<'_, Self::Store>, text: String) -> Paying<'a>;
     /// The committed effects, sorted.
     async fn paid(&self) -> Vec<String>;
-    /// The keys of the records with the transactions that wrote them, where the store has numbers for those.
-    async fn transactions(&self) -> Vec<(String, String)> {
-        Vec::new()
-    }
 }
 
 /// A ground with foreign keys: `child` refers to `parent` at once, `late_child` at the commit.
@@ -163,12 +159,6 @@ async fn paid_in(schema: &SchemaName) -> Vec<String> {
     sqlx::query_scalar(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.unwrap()
 }
 
-async fn transactions_in(schema: &SchemaName) -> Vec<(String, String)> {
-    let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
-    let rows = format!("SELECT idempotency_key, xmin::text FROM {}.processed_messages", schema.quoted());
-    sqlx::query_as(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.unwrap()
-}
-
 /// Drops the schema in a thread of its own, as a test's runtime may be the current one's.
 fn drop_schema(schema: &SchemaName) {
     if std::thread::panicking() {
@@ -218,10 +208,6 @@ impl Ground for Postgres {
 
     async fn paid(&self) -> Vec<String> {
         paid_in(&self.schema).await
-    }
-
-    async fn transactions(&self) -> Vec<(String, String)> {
-        transactions_in(&self.schema).await
     }
 }
 
@@ -273,10 +259,6 @@ impl Ground for TokioPostgres {
 
     async fn paid(&self) -> Vec<String> {
         paid_in(&self.schema).await
-    }
-
-    async fn transactions(&self) -> Vec<(String, String)> {
-        transactions_in(&self.schema).await
     }
 }
 

@@ -3,7 +3,7 @@
 mod ask;
 mod both;
 mod coded;
-mod company;
+mod errors;
 mod gates;
 mod grounds;
 mod layer;
@@ -13,7 +13,6 @@ mod profiles;
 mod proxied;
 mod rates;
 mod repeats;
-mod shared;
 mod statuses;
 mod stores;
 mod support;

@@ -1,6 +1,4 @@
-//! The table of all statuses in the guide's page on HTTP, row by row, on each way in.
-
-use std::sync::Arc;
+//! The table of all statuses in the guide's page on HTTP, row by row.
 
 use axum::{
     Router,
@@ -15,7 +13,7 @@ use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, Seen, builder, request, route, send},
+    support::{Seen, builder},
 };
 
 const GUIDE: &str = include_str!("../../../../docs/guide/http.md");
@@ -39,7 +37,7 @@ fn fate(cell: &str) -> Fate {
     Fate { is_refused: kind == "refused", has_effect: kind.starts_with("committed"), is_kept: kind.ends_with("kept") }
 }
 
-/// The row of a status: as `Ok`, as `Final`, as `NotKept`. Each status has one.
+/// The row of a status: as it is, after `refuse`, after `discard`. Each status has one.
 fn row(status: u16) -> [Fate; 3] {
     let includes = |range: &str| {
         let mut ends = range.trim().split('-').map(|end| end.parse::<u16>());
@@ -82,28 +80,7 @@ fn check(what: &str, status: u16, fate: Fate, first: &Seen, again: &Seen) {
     assert_eq!(first.header("retry-after"), comes_again, "{what}");
 }
 
-#[tokio::test]
-async fn w15_every_status_is_treated_as_the_guide_says() {
-    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
-    let route = route::<Memory>(&builder(&ground).build().unwrap(), &runs);
-    let mut paid = Vec::new();
-    for status in 100..600 {
-        for (form, fate) in ["status", "final", "not kept"].into_iter().zip(row(status)) {
-            let what = format!("{form} {status}");
-            let key = what.replace(' ', "-");
-            let begun = runs.begun();
-            let first = send::<Memory>(&route, request(&key, &what)).await;
-            let again = send::<Memory>(&route, request(&key, &what)).await;
-            check(&what, status, fate, &first, &again);
-            assert_eq!(runs.begun() - begun, if fate.is_kept { 1 } else { 2 }, "{what}: its runs");
-            paid.extend(fate.has_effect.then_some(what));
-        }
-    }
-    paid.sort();
-    assert_eq!(ground.paid().await, paid, "what is committed");
-}
-
-/// A handler of axum: it answers with a status, after it has used its transaction, refused, or done neither.
+/// A handler of axum: it answers with a status, after it has used its transaction, refused or discarded, or done none of these.
 async fn answers(
     Path((form, status)): Path<(String, u16)>,
     idem: Idem<<Memory as Ground>::Store>,
@@ -112,14 +89,16 @@ async fn answers(
         let text = format!("{form} {status}");
         idem.with(|tx| Memory::pay(tx, text)).await?;
     }
-    if form == "refused" {
-        idem.refuse();
+    match form.as_str() {
+        "refused" => idem.refuse(),
+        "discarded" => idem.discard(),
+        _ => {}
     }
     Ok((StatusCode::from_u16(status).unwrap(), fastrand::u64(..).to_string()).into_response())
 }
 
 #[tokio::test]
-async fn w15_every_status_of_a_handler_behind_the_layer_is_treated_as_the_guide_says() {
+async fn w15_every_status_is_treated_as_the_guide_says() {
     let ground = Memory::new().await;
     let payments = builder(&ground).build().unwrap();
     let app = Router::new().route("/{form}/{status}", post(answers)).layer(payments.layer());
@@ -127,7 +106,7 @@ async fn w15_every_status_of_a_handler_behind_the_layer_is_treated_as_the_guide_
     for status in 100..600 {
         let [used, refused, not_kept] = row(status);
         let untouched = if (400..500).contains(&status) { not_kept } else { Fate { has_effect: false, ..used } };
-        for (form, fate) in [("used", used), ("refused", refused), ("untouched", untouched)] {
+        for (form, fate) in [("used", used), ("refused", refused), ("discarded", not_kept), ("untouched", untouched)] {
             let what = format!("{form} {status}");
             let sent = || {
                 let request = Request::post(format!("/{form}/{status}")).header("authorization", "Bearer acme");

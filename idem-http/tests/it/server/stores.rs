@@ -1,4 +1,4 @@
-//! Each statement of `repeats`, `outcomes`, `layer`, `ask` and `shared` on each store.
+//! Each statement of `repeats`, `outcomes`, `layer` and `ask` on each store.
 
 macro_rules! on {
     ($store:ident, $ground:ident, $($module:ident :: $test:ident),* $(,)?) => {
@@ -30,7 +30,6 @@ on_every_store!(
     repeats::w135_requests_without_a_client_can_be_waited_for,
     repeats::w4_another_request_is_no_repeat,
     repeats::w5_malformed_keys_have_no_effect,
-    repeats::w123_a_safe_method_runs_nothing,
     repeats::w6_a_repeat_gets_no_cookie,
     repeats::w7_another_instance_gives_the_same_answer,
     repeats::w11_a_repeat_gets_the_answer_of_the_old_handler,
@@ -49,18 +48,6 @@ on_every_store!(
     ask::w156_what_is_told_is_of_the_operation_that_is_asked_about,
     both::w100_a_first_use_on_two_servers_at_once,
     both::w101_a_client_goes_away_in_each_phase,
-    shared::w80_requests_that_come_together_share_a_transaction,
-    shared::w80_no_answer_comes_before_the_commit,
-    shared::w81_tenants_and_routes_share_no_transaction,
-    shared::w82_a_refusal_takes_back_its_own_effects_alone,
-    shared::w83_a_neighbours_failure_is_its_own,
-    shared::w83_a_neighbour_that_does_not_end_is_cut_off,
-    shared::w84_a_client_that_is_gone_takes_nobody_with_it,
-    shared::w85_one_key_in_one_group_is_one_operation,
-    company::w84_a_failure_without_its_client_is_its_own,
-    company::w85_a_conflict_in_failing_company_is_its_own,
-    company::w85_two_instances_with_the_same_keys_at_once,
-    company::w120_what_cannot_be_compared_is_no_conflict_in_company,
 );
 
 mod searched {
@@ -82,10 +69,6 @@ mod searched {
     }
 }
 
-// On SQLite the control waits for the transaction of the request that runs.
-on!(paused_memory, Memory, company::w131_a_pause_meets_those_who_wait_for_company);
-on!(paused_postgres, Postgres, company::w131_a_pause_meets_those_who_wait_for_company);
-on!(paused_tokio_postgres, TokioPostgres, company::w131_a_pause_meets_those_who_wait_for_company);
 on!(known_event_postgres, Postgres, layer::o6_o7_a_request_meets_its_event_in_the_outbox);
 on!(known_event_tokio_postgres, TokioPostgres, layer::o6_o7_a_request_meets_its_event_in_the_outbox);
 on!(locked_postgres, Postgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);

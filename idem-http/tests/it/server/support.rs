@@ -7,14 +7,17 @@ use std::{
     task::{Context, Poll},
 };
 
+use axum::{Router, body::Body, extract::State, routing::any};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
-use idem_core::{BoxError, ErrorClass, HandlerError, Tx};
-use idem_http::{Answering, Authenticated, HashSecret, HttpError, Idempotency, IdempotencyBuilder, IdempotentRoute};
+use idem_core::{BoxError, ErrorClass, HandlerError, Store, Tx};
+use idem_http::{
+    Authenticated, Fingerprint, HashSecret, Idem, Idempotency, IdempotencyBuilder, IdempotencyLayer, StepError,
+};
 use tokio::sync::{Semaphore, watch};
-use tower::Service as _;
+use tower::{Service, ServiceExt as _};
 
 use super::grounds::Ground;
 
@@ -124,27 +127,126 @@ impl Runs {
 
 const HELD: &str = "x-held";
 
-pub(crate) type Handler<S> = Box<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
+/// Why a handler of the tests has no answer that is committed.
+#[derive(Debug)]
+pub(crate) enum Declined {
+    /// As after [`Idem::refuse`].
+    Final(Response<Bytes>),
+    /// As after [`Idem::discard`].
+    NotKept(Response<Bytes>),
+    Failed(HandlerError),
+}
+
+impl<E: Into<HandlerError>> From<E> for Declined {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+pub(crate) type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Declined>> + Send + 'a>>;
+
+pub(crate) type Handler<S> = Arc<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
+
+/// A route of axum whose handler does all in one step.
+pub(crate) struct Route<S: Store> {
+    layer: IdempotencyLayer<S>,
+    path: &'static str,
+    handler: Handler<S>,
+}
+
+impl<S: Store> Clone for Route<S> {
+    fn clone(&self) -> Self {
+        Self { layer: self.layer.clone(), path: self.path, handler: Arc::clone(&self.handler) }
+    }
+}
+
+impl<S: Store> Route<S> {
+    pub(crate) fn fingerprint(self, fingerprint: Fingerprint) -> Self {
+        Self { layer: self.layer.fingerprint(fingerprint), ..self }
+    }
+
+    pub(crate) fn bodies_are_decoded_before(self) -> Self {
+        Self { layer: self.layer.bodies_are_decoded_before(), ..self }
+    }
+}
+
+/// Runs a handler, and has its answer treated as it asks.
+pub(crate) async fn in_one_step<S: Store>(
+    State(handler): State<Handler<S>>,
+    idem: Idem<S>,
+    request: Request<Body>,
+) -> Result<Response<Body>, StepError> {
+    let (parts, body) = request.into_parts();
+    let request = Request::from_parts(parts, body.collect().await.unwrap().to_bytes());
+    let answered = idem.with(|tx| Box::pin(async move { Ok::<_, HandlerError>(handler(request, tx).await) })).await?;
+    treated(&idem, answered).await
+}
+
+/// The answer of a handler, treated as it asks.
+pub(crate) async fn treated<S: Store>(
+    idem: &Idem<S>,
+    answered: Result<Response<Bytes>, Declined>,
+) -> Result<Response<Body>, StepError> {
+    let response = match answered {
+        Ok(response) => response,
+        Err(Declined::Final(response)) => {
+            idem.refuse();
+            response
+        }
+        Err(Declined::NotKept(response)) => {
+            idem.discard();
+            response
+        }
+        Err(Declined::Failed(error)) => return idem.with(|_| Box::pin(async { Err(error) })).await,
+    };
+    Ok(response.map(Body::from))
+}
+
+impl<S, B> Service<Request<B>> for Route<S>
+where
+    S: Store,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Self { layer, path, handler } = self.clone();
+        let router = Router::new().route(path, any(in_one_step::<S>).layer(layer)).with_state(handler);
+        Box::pin(router.oneshot(request.map(Body::new)))
+    }
+}
+
+/// A route with this handler.
+pub(crate) fn mounted<S, H>(idempotency: &Idempotency<S>, path: &'static str, handler: H) -> Route<S>
+where
+    S: Store,
+    H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
+{
+    Route { layer: idempotency.layer(), path, handler: Arc::new(handler) }
+}
 
 /// The route of the tests.
-pub(crate) type Route<G> = IdempotentRoute<<G as Ground>::Store, Handler<<G as Ground>::Store>>;
-
-pub(crate) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>) -> Route<G> {
+pub(crate) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>) -> Route<G::Store> {
     let runs = Arc::clone(runs);
-    let handler: Handler<G::Store> = Box::new(move |request, tx| {
+    mounted(idempotency, "/t", move |request, tx| {
         let runs = Arc::clone(&runs);
         Box::pin(async move {
             let body = String::from_utf8(request.body().to_vec()).unwrap();
-            G::pay(tx, body.clone()).await.map_err(|error: BoxError| HttpError::from(error))?;
+            G::pay(tx, body.clone()).await?;
             runs.begin(&request).await;
             answer(&body)
         })
-    });
-    idempotency.route("/t", handler)
+    })
 }
 
 /// The handler's answer: a number that no other run has, unless the body asks for something else.
-pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
+pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, Declined> {
     let number = fastrand::u64(..).to_string();
     let response = |status: u16| {
         Response::builder()
@@ -160,7 +262,7 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
             .unwrap()
     };
     match body {
-        "final" => Err(HttpError::refused(response(422))),
+        "final" => Err(Declined::Final(response(422))),
         "declined" => Ok(response(402)),
         "error" => Err("broken".into()),
         "permanent" => Err(HandlerError::permanent("it does not fit").into()),
@@ -168,7 +270,7 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
             Err(HandlerError::transient("could not serialize access").with_class(ErrorClass::RunUnitAgain).into())
         }
         "panic" => panic!("as asked"),
-        "not kept" => Err(HttpError::not_kept(response(400))),
+        "not kept" => Err(Declined::NotKept(response(400))),
         "headers" => {
             let mut all = response(201);
             for (name, value) in [
@@ -193,8 +295,8 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
         }
         _ => match body.rsplit_once(' ').and_then(|(form, status)| Some((form, status.parse().ok()?))) {
             Some(("status", status)) => Ok(response(status)),
-            Some(("final", status)) => Err(HttpError::refused(response(status))),
-            Some(("not kept", status)) => Err(HttpError::not_kept(response(status))),
+            Some(("final", status)) => Err(Declined::Final(response(status))),
+            Some(("not kept", status)) => Err(Declined::NotKept(response(status))),
             _ => Ok(response(201)),
         },
     }
@@ -221,8 +323,8 @@ pub(crate) fn held<B>(mut request: Request<B>) -> Request<B> {
 }
 
 /// Sends a request to the route.
-pub(crate) fn send<G: Ground>(
-    route: &Route<G>,
+pub(crate) fn send<S: Store>(
+    route: &Route<S>,
     request: Request<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static>,
 ) -> Pin<Box<dyn Future<Output = Seen> + Send>> {
     let answered = route.clone().call(request);

@@ -22,7 +22,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, Seen, builder, held, request, request_of, route, send},
+    support::{Runs, Seen, builder, held, mounted, request, request_of, route, send},
 };
 
 /// The recorded values, by metric and labels, as a number: of a histogram, how many values.
@@ -82,10 +82,10 @@ async fn w72_requests_are_counted_by_route_and_outcome() {
         (nobody(), 401),
         (strange(), 201),
     ] {
-        assert_eq!(send::<Memory>(&of, request).await.status, status);
+        assert_eq!(send(&of, request).await.status, status);
     }
     let begun = runs.begun() + 1;
-    let mut gone = send::<Memory>(&of, held(request("k-8", "one")));
+    let mut gone = send(&of, held(request("k-8", "one")));
     tokio::select! {
         seen = &mut gone => panic!("it was answered while it is held: {seen:?}"),
         () = runs.until_begun(begun) => drop(gone),
@@ -125,7 +125,7 @@ async fn waiting(
     request: Request<Full<Bytes>>,
 ) -> Seen {
     let permits = Arc::clone(permits);
-    let route = idempotency.route("/t", move |_, _| {
+    let route = mounted(idempotency, "/t", move |_, _| {
         let permits = Arc::clone(&permits);
         Box::pin(async move {
             permits.acquire().await?.forget();
@@ -242,7 +242,7 @@ async fn w74_a_requests_span_holds_those_of_its_unit() {
     for (key, status, outcome) in [("k-1", 201, "first"), ("k-1", 201, "replayed"), ("k-2", 200, "first")] {
         exporter.reset();
         let seen = match key {
-            "k-1" => send::<Memory>(&closure, traced(key)).await,
+            "k-1" => send(&closure, traced(key)).await,
             _ => Seen::of(router.clone().oneshot(traced(key).map(axum::body::Body::new)).await.unwrap()).await,
         };
         assert_eq!(seen.status, status, "{seen:?}");
@@ -276,7 +276,7 @@ async fn w74_a_requests_span_holds_those_of_its_unit() {
         }
     }
     exporter.reset();
-    assert_eq!(send::<Memory>(&closure, request("k-3", "status 500")).await.status, 500);
+    assert_eq!(send(&closure, request("k-3", "status 500")).await.status, 500);
     let spans = exporter.get_finished_spans().unwrap();
     let failed = spans.iter().find(|span| span.name == "POST /t").unwrap();
     assert_eq!(attribute(failed, "error.type").as_deref(), Some("server-error"));
@@ -296,8 +296,8 @@ async fn w95_questions_about_keys_are_counted_and_traced() {
     let idempotency = builder(&ground).build().unwrap();
     let closure = route::<Memory>(&idempotency, &runs);
     let asks = Router::new().route_service("/idempotency/{key}", idempotency.asks(["POST /t"]).unwrap());
-    assert_eq!(send::<Memory>(&closure, request("k-1", "one")).await.status, 201);
-    assert_eq!(send::<Memory>(&closure, request("k-2", "final")).await.status, 422);
+    assert_eq!(send(&closure, request("k-1", "one")).await.status, 201);
+    assert_eq!(send(&closure, request("k-2", "final")).await.status, 422);
     for (method, tenant, key, status, outcome) in [
         ("GET", "acme", "k-1", 200, "completed"),
         ("GET", "acme", "k-2", 200, "failed"),

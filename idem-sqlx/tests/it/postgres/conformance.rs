@@ -201,9 +201,9 @@ impl PostgresUnderTest for Fixture {
     }
 
     /// BEGIN, claim, and the seal with COMMIT; for duplicates BEGIN, claim, read and ROLLBACK. Events are written by themselves. A call
-    /// has a savepoint and its result besides.
+    /// has its result besides.
     fn round_trips(&self) -> RoundTrips {
-        RoundTrips { unit: |effects| 3 + effects, events: |_| 1, duplicates: 4, first_run: 6, unexpected_repeat: 4 }
+        RoundTrips { unit: |effects| 3 + effects, events: |_| 1, duplicates: 4, first_run: 5, unexpected_repeat: 4 }
     }
 
     async fn discard(self) {

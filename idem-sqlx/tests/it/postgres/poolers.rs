@@ -8,8 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use idem_core::{
-    Call, CancellationToken, Effects, HandlerError, Message, ResultBody, RunOnce, Store as _, StoreError, Worker,
-    store::Bookkeeping as _,
+    CancellationToken, Effects, HandlerError, Message, Store as _, StoreError, Worker, store::Bookkeeping as _,
 };
 use idem_sqlx::{PostgresOptions, PostgresStore, Statements};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
@@ -131,32 +130,6 @@ async fn a28_a_late_handler_is_ended_behind_a_pooler() {
     assert_eq!(process(&consumer, messages(&keys(1))).await, "t");
     fixture.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(300), 28%'").await;
     store.disconnect().await;
-    fixture.drop_pooled().await;
-}
-
-/// W87: a handler's settings cannot be distinguished from those that the pooler has made, so calls share no unit behind one;
-/// past it they do.
-#[tokio::test]
-async fn w87_behind_a_pooler_calls_run_alone() {
-    let fixture = Fixture::new().await;
-    let behind = pooled(&fixture).await;
-    for (store, shared) in [(behind.clone(), false), (fixture.another(), true)] {
-        let payments = RunOnce::builder(store, "payments").effects(Effects::InTransaction).build_once().unwrap();
-        for round in 0..2 {
-            let call = |key: String| {
-                Call::new(idem_testkit::message(&key, "p"), |tx| {
-                    Box::pin(async move {
-                        sqlx::raw_sql("SET statement_timeout = '1h'").execute(tx.connection()).await?;
-                        Ok(ResultBody::new("done"))
-                    })
-                })
-            };
-            let keys = [0, 1, 2].map(|number| format!("{shared}-{round}-{number}"));
-            let ended = payments.shared_unit().await.run(keys.map(call).into()).await;
-            assert!(ended.iter().all(|ended| ended.is_some() == shared), "{shared}: {ended:?}");
-        }
-    }
-    behind.disconnect().await;
     fixture.drop_pooled().await;
 }
 

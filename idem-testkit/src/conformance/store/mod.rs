@@ -51,7 +51,6 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
 
 pub mod batches;
-pub mod calls;
 pub mod competition;
 pub mod consumers;
 pub mod dead_letters;
@@ -172,17 +171,6 @@ macro_rules! store_conformance {
                 a_failure_in_a_shared_unit_is_its_own,
                 tenants_share_no_unit,
                 a16_a_call_that_is_dropped_takes_nobody_with_it,
-            }
-            calls {
-                v16_calls_share_a_unit,
-                v16_a_refusal_among_calls_takes_back_its_own,
-                v16_a_failure_among_calls_leaves_nothing,
-                v16_a_transaction_that_one_call_has_spoilt_is_nobodys,
-                v16_a_lost_commit_of_calls_is_found_out,
-                v16_copies_and_conflicts_among_calls,
-                v16_calls_of_two_tenants_share_nothing,
-                v16_a_result_over_the_bound_among_calls_leaves_nothing,
-                v16_a_held_key_among_calls_has_each_run_alone,
             }
             competition {
                 one_waiter_runs_when_the_winner_rolls_back,
@@ -310,10 +298,11 @@ macro_rules! store_conformance {
                 v9_a_result_goes_with_its_record,
                 v12_an_answer_may_go_before_its_record_and_never_runs_again,
                 v10_a_worker_that_keeps_no_results_leaves_none,
-                v11_a_refusal_keeps_its_key_and_takes_effects_back,
-                v11_a_refusal_after_a_failed_statement_is_kept,
+                v11_a_refusal_is_kept_without_its_effects,
+                v18_a_refusal_after_a_failed_statement_is_final,
+                v19_an_error_that_may_pass_is_never_final,
                 v11_a_refused_operation_runs_once,
-                v11_a_refusal_whose_transaction_was_ended_is_not_kept,
+                v11_a_refusal_whose_transaction_was_ended_has_no_effect,
                 results_cost_nothing_where_nobody_asks,
                 results_that_are_not_offered_are_refused,
             }

@@ -42,8 +42,6 @@ pub(super) struct Spy {
     pub(super) looked_up: Counter,
     /// Units that were begun.
     pub(super) begun: Counter,
-    /// Units that have set a savepoint.
-    pub(super) savepoints: Counter,
     claimed: Mutex<Vec<Vec<(ScopeId, IdempotencyKey)>>>,
     commits: Mutex<VecDeque<LostCommit>>,
     before_read: Mutex<Option<Gate>>,
@@ -210,24 +208,6 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
         self.spy.results_read.add();
         self.spy.passed_to_read().await;
         self.inner.look_up(claims).await
-    }
-
-    async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.spy.savepoints.add();
-        self.inner.savepoint().await
-    }
-
-    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.inner.rollback_to_savepoint().await
-    }
-
-    fn shares_calls(&self) -> bool {
-        self.inner.shares_calls()
-    }
-
-    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
-        self.spy.savepoints.add();
-        self.inner.next_savepoint().await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

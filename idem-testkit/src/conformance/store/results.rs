@@ -1,11 +1,14 @@
 //! Results that are kept with records, read back, and refusals that are results.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use idem_core::{
-    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, KeyState, Message, NotKept,
-    Ran, ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working,
-    outbox::RESULT_BYTES_MAX, store::Expiring,
+    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, HandlerError, Headers, KeyState,
+    Message, NotKept, Ran, ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError,
+    Working, outbox::RESULT_BYTES_MAX, store::Expiring,
 };
 
 use super::{
@@ -95,7 +98,7 @@ pub async fn v1_a_result_of_a_unit_that_was_rolled_back_is_gone<T: StoreUnderTes
 /// The answer of work in its n-th run.
 pub(super) type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Send + Sync;
 
-/// The runner of the work: a savepoint is part of every run.
+/// The runner of the work.
 pub(super) fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build_once().unwrap()
@@ -305,7 +308,7 @@ pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) 
     assert_eq!(fixture.effects().await, [("a", "a"); 2].map(|(key, payload)| (key.to_owned(), payload.to_owned())));
 }
 
-/// V7: of two processes that refuse one key at once, one refusal is kept, and both callers get it.
+/// V7, V11: two processes refuse one key at once. Each may run the work once, one outcome is kept, and both callers get it.
 pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -315,7 +318,8 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
     let (here, there) = (once(&fixture), once(&elsewhere));
     within("starting", here.start()).await.unwrap();
     within("starting", there.start()).await.unwrap();
-    for key in ["a", "b", "c", "d"] {
+    let keys = ["a", "b", "c", "d"];
+    for key in keys {
         let refusing = |fixture: &Fixture<'_, T>| work(fixture, vec![Step::Write("")], Arc::new(refusal));
         let calls = async {
             tokio::join!(here.run_once(key, key, refusing(&fixture)), there.run_once(key, key, refusing(&elsewhere)))
@@ -323,9 +327,10 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
         let (one, other) = within("both calls", calls).await;
         let (one, other) = (one.unwrap(), other.unwrap());
         assert_eq!((&one.value, one.is_error, other.is_error), (&other.value, true, true));
-        assert_eq!(fixture.runs.of(key), 1);
+        assert_ne!(one.replayed, other.replayed, "one of them has kept it");
+        assert!((1..=2).contains(&fixture.runs.of(key)), "{key} ran {} times", fixture.runs.of(key));
     }
-    assert!(fixture.effects().await.is_empty());
+    assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, keys.len()));
 }
 
 /// V9: cleanup removes a result with its record and not before, so that a message that runs again has a result of its own.
@@ -410,8 +415,8 @@ pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(s
     assert!(refused.is_err_and(|error| error.class() == ErrorClass::Fatal));
 }
 
-/// V11: a refusal takes the effects back, keeps the key, and is what every repeat gets.
-pub async fn v11_a_refusal_keeps_its_key_and_takes_effects_back<T: StoreUnderTest>(subject: &T) {
+/// V11: a refusal is rolled back and kept in one more transaction. Every repeat gets it.
+pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -419,6 +424,8 @@ pub async fn v11_a_refusal_keeps_its_key_and_takes_effects_back<T: StoreUnderTes
     let refusing = || work(&fixture, vec![Step::Write("")], Arc::new(refusal));
     let first = within("a call", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
     assert_eq!((first.is_error, first.replayed, first.value.status), (true, false, Some(422)));
+    let claimed: Vec<_> = fixture.spy.claimed().iter().map(Vec::len).collect();
+    assert_eq!((claimed, fixture.spy.appended.get()), (vec![1, 1], 1), "the second claim is that of the outcome");
     let again = within("a repeat", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
     assert_eq!((again.is_error, again.replayed, &again.value), (true, true, &first.value));
     assert_eq!(fixture.runs.all(), ["a"]);
@@ -432,17 +439,64 @@ pub async fn v11_a_refusal_keeps_its_key_and_takes_effects_back<T: StoreUnderTes
     assert_eq!(fixture.recorded().await, ["a"]);
 }
 
-/// V11: the transaction that a failed statement has spoilt is whole again behind a refusal.
-pub async fn v11_a_refusal_after_a_failed_statement_is_kept<T: StoreUnderTest>(subject: &T) {
+/// V18: after a failed statement a refusal is kept, and so is a result with a status from 400 to 499. A success is not kept, and
+/// does not become a failure that may pass.
+pub async fn v18_a_refusal_after_a_failed_statement_is_final<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
+    let declines = |status| -> Arc<Answering> { Arc::new(move |run| Ok(answer(&run.to_string()).with_status(status))) };
+    let answering: [(&str, Arc<Answering>); 3] =
+        [("refused", Arc::new(refusal)), ("409", declines(409)), ("404", declines(404))];
     let steps = || vec![Step::Write(""), Step::Swallow(HandlerAction::FailingStatement)];
-    let first = once(&fixture).run_once("a", "a", work(&fixture, steps(), Arc::new(refusal))).await.unwrap();
-    let again = once(&fixture).run_once("a", "a", work(&fixture, steps(), Arc::new(refusal))).await.unwrap();
-    assert_eq!((first.value, again.replayed), (again.value, true));
-    assert_eq!((fixture.runs.all().len(), fixture.effects().await.len()), (1, 0));
+    for (key, answering) in answering {
+        let payments = once(&fixture);
+        let call = || payments.run_once(key, key, work(&fixture, steps(), Arc::clone(&answering)));
+        let (first, again) = (call().await.unwrap(), call().await.unwrap());
+        assert_eq!((&first.value, first.replayed, again.replayed), (&again.value, false, true), "{key}");
+        assert_eq!(fixture.runs.of(key), 1, "{key}");
+    }
+    let success: Arc<Answering> = declines(201);
+    let done = once(&fixture).run_once("201", "201", work(&fixture, steps(), success)).await;
+    match done {
+        // The database takes back the failed statement alone.
+        Ok(ran) => assert!(!ran.is_error),
+        Err(RunOnceError::Failed(failure)) => assert_eq!(failure.class, ErrorClass::Permanent, "{failure:?}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// V19: an error that may pass, and that the work has noted, makes no result final.
+pub async fn v19_an_error_that_may_pass_is_never_final<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::NestedLeft).await {
+        return;
+    }
+    for (noted, is_final) in
+        [(HandlerError::transient("a deadlock"), false), (HandlerError::permanent("not unique"), true)]
+    {
+        let key = if is_final { "permanent" } else { "transient" };
+        let noted = Mutex::new(Some(noted));
+        let spoil = work(
+            &fixture,
+            vec![Step::Swallow(HandlerAction::NestedLeft)],
+            Arc::new(|_: usize| Ok(answer("no").with_status(409))),
+        );
+        let payments = once(&fixture);
+        let ran = payments.run_once(key, key, move |tx| {
+            tx.note_error(noted.lock().unwrap().take().unwrap());
+            spoil(tx)
+        });
+        match ran.await {
+            Ok(ran) => assert!(is_final && ran.is_error, "{key}: {ran:?}"),
+            Err(RunOnceError::Failed(failure)) => {
+                assert_eq!((is_final, failure.class), (false, ErrorClass::Transient), "{key}")
+            }
+            other => panic!("{key}: {other:?}"),
+        }
+        assert_eq!(fixture.recorded().await.contains(&key.to_owned()), is_final, "{key}");
+    }
 }
 
 /// V11: of many calls at once, each to be refused, one runs.
@@ -468,28 +522,26 @@ pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     assert_eq!((fixture.effects().await.len(), fixture.recorded().await), (0, vec!["a".to_owned()]));
 }
 
-/// V11, A12: where the work has ended its transaction itself, nothing of a refusal is kept.
-pub async fn v11_a_refusal_whose_transaction_was_ended_is_not_kept<T: StoreUnderTest>(subject: &T) {
+/// V11, A12: where the work has ended its transaction itself, its refusal is kept without an effect.
+pub async fn v11_a_refusal_whose_transaction_was_ended_has_no_effect<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
     }
-    for action in [HandlerAction::Rollback, HandlerAction::CommitAndBegin, HandlerAction::NestedLeft] {
+    for (key, action) in
+        [("a", HandlerAction::Rollback), ("b", HandlerAction::CommitAndBegin), ("c", HandlerAction::NestedLeft)]
+    {
         if !fixture.offers(action).await {
             continue;
         }
-        let steps = vec![Step::Swallow(action)];
-        let refused = once(&fixture).run_once("a", "a", work(&fixture, steps, Arc::new(refusal))).await;
-        // A nested transaction that the driver knows nothing of ends with the savepoint around it.
-        if action == HandlerAction::NestedLeft && refused.is_ok() {
-            continue;
-        }
-        assert!(matches!(refused, Err(RunOnceError::Failed(_))), "{action:?}: {refused:?}");
-        assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0), "{action:?}");
+        let steps = vec![Step::Write(""), Step::Swallow(action)];
+        let refused = once(&fixture).run_once(key, key, work(&fixture, steps, Arc::new(refusal))).await;
+        assert!(refused.is_ok_and(|refused| refused.is_error), "{action:?}");
+        assert_eq!(fixture.effects().await.len(), 0, "{action:?}");
     }
 }
 
-/// A duplicate whose result is not asked for reads none, and no savepoint is set where no work may be refused.
+/// A duplicate whose result is not asked for reads none.
 pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
@@ -499,14 +551,11 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
     for _ in 0..2 {
         super::fixture::process(&orders, [msg("a", "a"), msg("b", "b")]).await;
     }
-    assert_eq!((fixture.spy.results_read.get(), fixture.spy.savepoints.get()), (0, 0));
+    assert_eq!(fixture.spy.results_read.get(), 0);
     results(&orders, [msg("a", "a"), msg("b", "b"), msg("c", "c")]).await;
     assert_eq!(fixture.spy.results_read.get(), 1, "one statement for those of a unit");
     results(&orders, [msg("d", "d")]).await;
     assert_eq!(fixture.spy.results_read.get(), 1, "what is new has none to be read");
-    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-    builder.build_once().unwrap().run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run))).await.unwrap();
-    assert_eq!(fixture.spy.savepoints.get(), 0);
 }
 
 /// A store that keeps no results is refused where results are asked for, and so are final errors where handlers run.

@@ -38,6 +38,7 @@ async fn answers(kind: Kind) {
     let points = [
         failpoint::CLAIMED,
         failpoint::HANDLER_DONE,
+        failpoint::REFUSED,
         failpoint::APPENDED,
         failpoint::COMMIT_SENT,
         failpoint::COMMIT_OK,

@@ -147,7 +147,7 @@ pub(super) struct Unit {
     pub(super) claims: Vec<(Payload, Retention)>,
     /// Whether it writes an effect that belongs to no key.
     pub(super) writes: bool,
-    /// Whether its effects are taken back to a savepoint, and its answers are errors.
+    /// Whether it writes no effects, and its answers are errors.
     pub(super) is_refused: bool,
     pub(super) events: Vec<Sent>,
     /// The answer of each key that it won.

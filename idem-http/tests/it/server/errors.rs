@@ -1,0 +1,136 @@
+//! The guide's table of errors, row by row on the databases: what is kept after a failed statement, and what a client is told.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
+use http::StatusCode;
+use idem_core::BoxError;
+use idem_http::{Idem, StepError};
+use tower::ServiceExt as _;
+
+use super::{
+    grounds::{Postgres, Sql, Sqlite, TokioPostgres},
+    support::{Seen, builder, request},
+};
+
+const GUIDE: &str = include_str!("../../../../docs/guide/http.md");
+
+/// The statement that fails as the first cell says.
+fn statement(cell: &str) -> Option<&'static str> {
+    let kinds = [
+        ("none", None),
+        ("a unique violation", Some("INSERT INTO parent VALUES (1)")),
+        ("a broken reference", Some("INSERT INTO child VALUES (7)")),
+        ("a deadlock", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$")),
+        ("a serialization failure", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")),
+        ("a lock timeout", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '55P03'; END $$")),
+        ("a lost connection", Some("SELECT pg_terminate_backend(pg_backend_pid())")),
+    ];
+    let found = kinds.into_iter().find(|(kind, _)| cell.starts_with(kind));
+    found.unwrap_or_else(|| panic!("the cell {cell:?}")).1
+}
+
+/// The rows of the table.
+fn rows() -> Vec<Vec<&'static str>> {
+    let table = GUIDE.split("| error of a statement |").nth(1).expect("the table").split("\n\n").next().unwrap();
+    let rows = table.lines().skip(2).map(|line| line.trim().trim_matches('|').split('|').map(str::trim).collect());
+    rows.collect()
+}
+
+/// Plays each row twice, with the results of this column.
+async fn each_row_is_played<G: Sql>(column: usize) {
+    let ground = G::new().await;
+    let payments = builder(&ground).build().unwrap();
+    let seed = async |idem: Idem<G::Store>| -> Result<StatusCode, StepError> {
+        idem.with(|tx| G::execute(tx, "INSERT INTO parent VALUES (1)")).await?;
+        Ok(StatusCode::CREATED)
+    };
+    let seed = Router::new().route("/t", post(seed).route_layer(payments.layer()));
+    assert_eq!(seed.oneshot(request("seed", "").map(Body::new)).await.unwrap().status(), 201);
+    let rows = rows();
+    assert!((10..=20).contains(&rows.len()), "{} rows", rows.len());
+    for (number, row) in rows.into_iter().enumerate() {
+        let what = row.join(", ");
+        let (cell, handler, expected) = (row[0], row[1], row[column]);
+        if expected == "-" {
+            continue;
+        }
+        let runs = Arc::new(AtomicUsize::new(0));
+        let (statement, is_swallowed) = (statement(cell), cell.ends_with("swallowed in its step"));
+        let answers = {
+            let (runs, effect) = (Arc::clone(&runs), what.clone());
+            async move |idem: Idem<G::Store>| -> Result<Response, StepError> {
+                runs.fetch_add(1, Ordering::SeqCst);
+                idem.with(|tx| G::pay(tx, effect)).await?;
+                let failed = match statement {
+                    None => Ok(()),
+                    Some(text) if is_swallowed => {
+                        let swallowing = idem.with(move |tx| {
+                            Box::pin(async move {
+                                let failed = G::execute(tx, text).await;
+                                Ok::<_, BoxError>(assert!(failed.is_err()))
+                            })
+                        });
+                        swallowing.await
+                    }
+                    Some(text) => idem.with(move |tx| G::execute(tx, text)).await,
+                };
+                assert_eq!(failed.is_err(), statement.is_some() && !is_swallowed);
+                if handler == "`?`" {
+                    failed?;
+                }
+                assert_ne!(handler, "panics");
+                let (first, status) = handler.rsplit_once(' ').unwrap_or(("", handler));
+                match first {
+                    "" => {}
+                    "`refuse`," => idem.refuse(),
+                    "`discard`," => idem.discard(),
+                    _ => panic!("the cell {handler:?}"),
+                }
+                let status = StatusCode::from_u16(status.parse().unwrap()).unwrap();
+                Ok((status, fastrand::u64(..).to_string()).into_response())
+            }
+        };
+        let app = Router::new().route("/t", post(answers).route_layer(payments.layer()));
+        let sent = || app.clone().oneshot(request(&format!("k-{number}"), "one").map(Body::new));
+        let first = Seen::of(sent().await.unwrap()).await;
+        let again = Seen::of(sent().await.unwrap()).await;
+        let (status, is_kept) = expected.strip_suffix(", kept").map_or((expected, false), |status| (status, true));
+        let status = status.parse::<u16>().unwrap();
+        assert_eq!((first.status, again.status), (status, status), "{what}: {first:?}, {again:?}");
+        let replayed = is_kept.then_some(true);
+        assert_eq!((first.is_replayed(), again.is_replayed()), (replayed.map(|_| false), replayed), "{what}");
+        assert_eq!(runs.load(Ordering::SeqCst), if is_kept { 1 } else { 2 }, "{what}: its runs");
+        // A repeat is asked for only where it may go better.
+        assert_eq!(first.header("retry-after").is_some(), status == 503, "{what}: {first:?}");
+        if is_kept {
+            assert_eq!(first.body, again.body, "{what}");
+        }
+        // PostgreSQL has lost the whole transaction.
+        let has_effect = ground.paid().await.contains(&what);
+        assert!(!(has_effect && (!is_kept || column == 2 && statement.is_some())), "{what}: its effect");
+    }
+}
+
+#[tokio::test]
+async fn w168_w169_the_table_of_errors_is_played_on_postgres() {
+    each_row_is_played::<Postgres>(2).await;
+}
+
+#[tokio::test]
+async fn w168_w169_the_table_of_errors_is_played_on_tokio_postgres() {
+    each_row_is_played::<TokioPostgres>(2).await;
+}
+
+#[tokio::test]
+async fn w168_w169_the_table_of_errors_is_played_on_sqlite() {
+    each_row_is_played::<Sqlite>(3).await;
+}

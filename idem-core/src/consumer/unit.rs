@@ -388,7 +388,7 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     match handle_all(inner, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
         Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.final_errors) => {
             let text = "the work was refused for good, but this consumer was not built with .final_errors()";
-            let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+            let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
             Err(HandlingError::one(index, failure, TransactionState::Clean))
         }
         handled => handled,

@@ -22,10 +22,6 @@ BEGIN
     ELSIF EXISTS (SELECT FROM {schema}.processed_results) THEN
         lost := 'processed_results holds answers that repeats get';
         cure := 'Wait until cleanup has removed them with their records';
-    ELSIF pg_catalog.to_regclass('{schema}.outbox_cdc') IS NOT NULL THEN
-        lost := 'outbox_cdc is in place, and the trigger that feeds it would be gone';
-        cure := 'Once Debezium has stopped, run `DROP PUBLICATION idem_outbox; DROP FUNCTION {schema}.outbox_to_cdc() CASCADE; '
-            'DROP FUNCTION {schema}.outbox_record_key(bytea); DROP TABLE {schema}.outbox_cdc`';
     END IF;
     IF lost IS NOT NULL THEN
         RAISE EXCEPTION USING

@@ -16,7 +16,6 @@ mod commits;
 mod conformance;
 mod consumers;
 mod crashes;
-mod debezium;
 mod errors;
 mod failover;
 mod fixture;

@@ -21,7 +21,7 @@ BEGIN
 END
 $idem$;
 
--- Nothing is anybody's by default, and what an earlier release granted is taken back before it is granted anew.
+-- No role has a right by default, and what an earlier run granted is taken back before it is granted again.
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
@@ -35,7 +35,6 @@ ALTER TABLE {schema}.units OWNER TO idem_migrator;
 ALTER TABLE {schema}.consumers OWNER TO idem_migrator;
 ALTER TABLE {schema}.payload_hashes OWNER TO idem_migrator;
 ALTER TABLE {schema}.worker_runs OWNER TO idem_migrator;
-ALTER TABLE {schema}.attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.message_attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
 ALTER TABLE {schema}.audit OWNER TO idem_migrator;
@@ -72,8 +71,7 @@ GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.co
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
 GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
--- Workers of the release before still count in attempts.
-GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {schema}.controls TO idem_worker;
+GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
 GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
     replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
@@ -95,7 +93,7 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;
 GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_cleanup;
 GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
-GRANT SELECT (last_at) ON {schema}.message_attempts, {schema}.attempts TO idem_cleanup;
+GRANT SELECT (last_at) ON {schema}.message_attempts TO idem_cleanup;
 GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
 GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;
 GRANT SELECT (id, at, who, action) ON {schema}.audit TO idem_cleanup;

@@ -27,7 +27,6 @@ mod outbox;
 mod poolers;
 #[cfg(feature = "failpoints")]
 mod prove;
-mod releases;
 mod roles;
 mod schema;
 #[path = "../../../../idem-schema/tests/shared/scratch.rs"]

@@ -63,7 +63,6 @@ impl Command {
             Self::Forget(_) => "forget",
             Self::Forgotten(_) => "forgotten",
             Self::Erase(_) => "erase",
-            Self::Import(_) => "import",
             Self::DeadLetters(_) => "dead-letters",
             Self::Outbox(_) => "outbox",
             Self::Cleanup(_) => "cleanup",
@@ -147,8 +146,6 @@ pub(crate) enum Command {
     Forgotten(Forgotten),
     /// Blank everything that idem keeps of a key: its text, payloads, headers, errors; redeliveries are still skipped
     Erase(Erase),
-    /// Bring the rows of a hand-written table over, so that its keys are duplicates
-    Import(Import),
     /// See, replay and drop messages that were set aside
     #[command(subcommand)]
     DeadLetters(DeadLetters),
@@ -334,39 +331,6 @@ pub(crate) struct Erase {
     /// Why, for the audit trail, which will not hold the key
     #[arg(long, value_name = "WHY", value_parser = why)]
     pub(crate) reason: String,
-    #[command(flatten)]
-    pub(crate) yes: Yes,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Import {
-    /// The table, in this database, as schema.table
-    #[arg(long, value_name = "TABLE")]
-    pub(crate) from: String,
-    /// The consumer that gets the records; it need not have started yet
-    #[arg(long, value_name = "NAME")]
-    pub(crate) consumer: String,
-    /// Its tenant [default: none]
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
-    pub(crate) tenant: String,
-    /// The consumer's name in the table [default: as here]
-    #[arg(long, value_name = "NAME", requires = "consumer_column")]
-    pub(crate) named: Option<String>,
-    /// The column with the consumer's name; without it, every row is taken
-    #[arg(long, value_name = "COLUMN")]
-    pub(crate) consumer_column: Option<String>,
-    /// The column with the key
-    #[arg(long, value_name = "COLUMN", default_value = "message_id")]
-    pub(crate) key_column: String,
-    /// The column that says when it was processed
-    #[arg(long, value_name = "COLUMN", default_value = "processed_at")]
-    pub(crate) processed_column: String,
-    /// The column that says until when it is kept; without it, or where it is NULL, for ever
-    #[arg(long, value_name = "COLUMN")]
-    pub(crate) expires_column: Option<String>,
-    /// Only say how many rows there are
-    #[arg(long)]
-    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) yes: Yes,
 }

@@ -8,7 +8,6 @@ mod doctor;
 pub(crate) mod erase;
 pub(crate) mod forget;
 pub(crate) mod forgotten;
-mod import;
 mod migrate;
 pub(crate) mod new;
 pub(crate) mod outbox;
@@ -50,7 +49,6 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Forget(forget) => forget::run(Database::open(target).await?, &forget).await,
         Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,
         Command::Erase(erase) => erase::run(Database::open(target).await?, &erase).await,
-        Command::Import(import) => import::run(Database::open(target).await?, &import).await,
         Command::DeadLetters(command) => dead_letters::run(Database::open(target).await?, command).await,
         Command::Outbox(command) => outbox::run(target, command).await,
         Command::Stats => stats::run(Database::open(target).await?).await,

@@ -54,11 +54,9 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
             commands::outbox::list(&*outbox, File::open(target).await?, destination.as_deref(), state, &limit).await
         }
         Command::Outbox(command) => commands::outbox::run_on(File::open(target).await?, command).await,
-        other @ (Command::Migrate(_)
-        | Command::Import(_)
-        | Command::Cleanup(_)
-        | Command::Completions { .. }
-        | Command::New(_)) => Err(only_on_postgres(other.name())),
+        other @ (Command::Migrate(_) | Command::Cleanup(_) | Command::Completions { .. } | Command::New(_)) => {
+            Err(only_on_postgres(other.name()))
+        }
     }
 }
 

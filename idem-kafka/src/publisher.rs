@@ -129,7 +129,7 @@ pub(crate) fn producer_with(
     // An unknown topic may be one that was created just now, but not for longer than this.
     config.set("topic.metadata.propagation.max.ms", "5000");
     config.set("linger.ms", linger_ms);
-    // As Java's clients do, Debezium among them: the library's own puts a key elsewhere, and two events of it into two partitions (O80).
+    // As Java's clients do: the library's own puts a key elsewhere, and two events of it into two partitions (O80).
     config.set("partitioner", "murmur2_random");
     // Without a runtime no token can come, and each try to publish reports that.
     let login = options.tokens.clone().zip(Handle::try_current().ok());

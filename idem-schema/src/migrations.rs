@@ -95,148 +95,24 @@ impl Migration {
 }
 
 /// The migrations for PostgreSQL, oldest first.
-pub const POSTGRES_MIGRATIONS: &[Migration] = &[
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 1,
-        name: "processed_messages",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0001_processed_messages.up.sql"),
-        down_template: include_str!("../migrations/postgres/0001_processed_messages.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 2,
-        name: "forgotten",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0002_forgotten.up.sql"),
-        down_template: include_str!("../migrations/postgres/0002_forgotten.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 3,
-        name: "unhappy_path",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0003_unhappy_path.up.sql"),
-        down_template: include_str!("../migrations/postgres/0003_unhappy_path.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 4,
-        name: "edges",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0004_edges.up.sql"),
-        down_template: include_str!("../migrations/postgres/0004_edges.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 5,
-        name: "units_of_one",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0005_units_of_one.up.sql"),
-        down_template: include_str!("../migrations/postgres/0005_units_of_one.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 6,
-        name: "qualified_seal",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0006_qualified_seal.up.sql"),
-        down_template: include_str!("../migrations/postgres/0006_qualified_seal.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 7,
-        name: "broker_horizon",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0007_broker_horizon.up.sql"),
-        down_template: include_str!("../migrations/postgres/0007_broker_horizon.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 8,
-        name: "kept_payload",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0008_kept_payload.up.sql"),
-        down_template: include_str!("../migrations/postgres/0008_kept_payload.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 9,
-        name: "outbox",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0009_outbox.up.sql"),
-        down_template: include_str!("../migrations/postgres/0009_outbox.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Postgres,
-        version: 10,
-        name: "answer_retention",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/postgres/0010_answer_retention.up.sql"),
-        down_template: include_str!("../migrations/postgres/0010_answer_retention.down.sql"),
-    },
-];
+pub const POSTGRES_MIGRATIONS: &[Migration] = &[Migration {
+    dialect: Dialect::Postgres,
+    version: 1,
+    name: "schema",
+    oldest_worker: "0.1.0",
+    up_template: include_str!("../migrations/postgres/0001_schema.up.sql"),
+    down_template: include_str!("../migrations/postgres/0001_schema.down.sql"),
+}];
 
 /// The migrations for SQLite, oldest first.
-pub const SQLITE_MIGRATIONS: &[Migration] = &[
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 1,
-        name: "processed_messages",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0001_processed_messages.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0001_processed_messages.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 2,
-        name: "unhappy_path",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0002_unhappy_path.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0002_unhappy_path.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 3,
-        name: "message_attempts",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0003_message_attempts.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0003_message_attempts.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 4,
-        name: "forgotten",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0004_forgotten.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0004_forgotten.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 5,
-        name: "broker_horizon",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0005_broker_horizon.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0005_broker_horizon.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 6,
-        name: "outbox",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0006_outbox.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0006_outbox.down.sql"),
-    },
-    Migration {
-        dialect: Dialect::Sqlite,
-        version: 7,
-        name: "answer_retention",
-        oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0007_answer_retention.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0007_answer_retention.down.sql"),
-    },
-];
+pub const SQLITE_MIGRATIONS: &[Migration] = &[Migration {
+    dialect: Dialect::Sqlite,
+    version: 1,
+    name: "schema",
+    oldest_worker: "0.1.0",
+    up_template: include_str!("../migrations/sqlite/0001_schema.up.sql"),
+    down_template: include_str!("../migrations/sqlite/0001_schema.down.sql"),
+}];
 
 /// The script that makes PostgreSQL's group roles and grants them their rights, for this schema.
 ///

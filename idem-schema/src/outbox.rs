@@ -151,23 +151,6 @@ struct Look {
 
 #[async_trait]
 impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
-    async fn verify(&self) -> Result<(), StoreError> {
-        let statement = &self.sql().is_external;
-        if statement.is_empty() {
-            return Ok(());
-        }
-        if row(&*self.driver, "looking at the outbox", statement, &[]).await?.get("is_external")? {
-            return Err(StoreError::Refused {
-                problem: "the trigger outbox_to_cdc takes each event out of the outbox for Debezium, and a relay would find none"
-                    .to_owned(),
-                cure: "Start workers with --relay off and no relay beside them; or drop the trigger, let the connector read the rest, \
-                       and start again"
-                    .to_owned(),
-            });
-        }
-        Ok(())
-    }
-
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
         let mut declared = Vec::with_capacity(destinations.len());
         for destination in destinations {

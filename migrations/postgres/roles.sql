@@ -21,7 +21,7 @@ BEGIN
 END
 $idem$;
 
--- Nothing is anybody's by default, and what an earlier release granted is taken back before it is granted anew.
+-- No role has a right by default, and what an earlier run granted is taken back before it is granted again.
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
@@ -35,7 +35,6 @@ ALTER TABLE {schema}.units OWNER TO idem_migrator;
 ALTER TABLE {schema}.consumers OWNER TO idem_migrator;
 ALTER TABLE {schema}.payload_hashes OWNER TO idem_migrator;
 ALTER TABLE {schema}.worker_runs OWNER TO idem_migrator;
-ALTER TABLE {schema}.attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.message_attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
 ALTER TABLE {schema}.audit OWNER TO idem_migrator;
@@ -105,7 +104,7 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;
 GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_cleanup;
 GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
-GRANT SELECT (last_at) ON {schema}.message_attempts, {schema}.attempts TO idem_cleanup;
+GRANT SELECT (last_at) ON {schema}.message_attempts TO idem_cleanup;
 GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
 GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;
 GRANT SELECT (id, at, who, action) ON {schema}.audit TO idem_cleanup;

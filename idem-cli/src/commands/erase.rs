@@ -22,7 +22,6 @@ const COUNT: &str = "\
 SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_results USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.message_attempts USING (consumer, key_id))
-    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
@@ -72,9 +71,6 @@ const ERASE: &str = "\
 ), counts AS (
     UPDATE {schema}.message_attempts AS a SET idempotency_key = ''
     FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
-), former AS (
-    UPDATE {schema}.attempts AS a SET idempotency_key = '', last_error = NULL
-    FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
 ), letters AS (
     UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
         headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, 
@@ -92,10 +88,10 @@ const ERASE: &str = "\
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
-    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE former UNION TABLE letters UNION TABLE trail) AS erased
+    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE trail) AS erased
 )
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
-    + (SELECT pg_catalog.count(*) FROM former) + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
+    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
 /// What a key comes to that is in progress.
 const NOT_ERASED: &str = "the key cannot be erased";

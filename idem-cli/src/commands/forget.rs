@@ -35,8 +35,6 @@ WITH gone AS (
     DELETE FROM {schema}.processed_results AS r USING gone WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id
 ), counts AS (
     DELETE FROM {schema}.message_attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
-), former AS (
-    DELETE FROM {schema}.attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
     SELECT $8::text, 'forget', consumer, nullif(idempotency_key, ''), $9::text FROM gone

@@ -187,19 +187,17 @@ const COUNT: &str = r#"
 SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_processed_results" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_message_attempts" WHERE {hold})
-    + (SELECT count(*) FROM "{schema}_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_dead_letters" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_forgotten" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_audit" WHERE idempotency_key = ?1)"#;
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 the trail's details.
-const ERASE: [&str; 9] = [
+const ERASE: [&str; 8] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_processed_results" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_message_attempts" WHERE {hold}
-    UNION SELECT consumer FROM "{schema}_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_forgotten" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_audit" WHERE idempotency_key = ?1)"#,
@@ -211,7 +209,6 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     reference = NULL, answer_until = NULL
 WHERE {hold}"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
-    r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
     message_id = NULL, record_key = NULL, ordering_key = NULL,
     replay_requested_at = iif(replayed_at IS NULL, NULL, replay_requested_at),

@@ -114,24 +114,6 @@ async fn a_reader_that_goes_away_is_no_error() {
     fixture.drop().await;
 }
 
-#[tokio::test]
-async fn import_names_the_column_that_is_missing_and_counts_rows_without_a_key() {
-    let fixture = Fixture::new().await;
-    let table = "CREATE TABLE inbox (message_id text, processed_at timestamptz);
-        INSERT INTO inbox VALUES ('order-1', now()), (NULL, now()), ('', now())";
-    fixture.run(table).await;
-    let from = format!("import --from {}.inbox --consumer orders", fixture.schema);
-    for (flag, column) in [("--consumer-column", "nosuch"), ("--key-column", "id"), ("--expires-column", "until")] {
-        let wanted = format!("has no column {column:?}: say another with {flag}");
-        fixture.idem(&format!("{from} {flag} {column} --yes")).refused(&wanted);
-    }
-    let counted = fixture.idem(&format!("{from} --dry-run")).ok();
-    assert!(counted.contains("3 rows") && counted.contains("2 of them without a valid key"), "{counted}");
-    let imported = fixture.idem(&format!("{from} --yes")).ok();
-    assert!(imported.contains("1 imported, 0 were there already, 2 have no valid key"), "{imported}");
-    fixture.drop().await;
-}
-
 /// A message that was replayed and processed must not look open again, or an operator has the producer send
 /// it once more.
 #[tokio::test]

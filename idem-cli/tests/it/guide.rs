@@ -26,7 +26,6 @@ fn run(fixture: &Fixture, folder: &Path, line: &str) -> (Option<i32>, String) {
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
     shell.args(["-c", line]).current_dir(folder).env("PATH", path);
-    // The table that is brought over stands beside idem's.
     shell.env("DATABASE_URL", format!("{}?options=-c%20search_path%3D{}", fixture.url, fixture.schema));
     let output = shell.env("IDEM_SCHEMA", &fixture.schema).env("IDEM_OPERATOR", "ada").output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -37,12 +36,6 @@ async fn every_command_of_the_guide_does_what_it_says() {
     let fixture = dead_letters::fixture().await;
     let folder = std::env::temp_dir().join(&fixture.schema);
     std::fs::create_dir(&folder).unwrap();
-    fixture
-        .run(
-            "CREATE TABLE inbox (message_id text, consumer_name text, processed_at timestamptz, expires_at timestamptz);
-             INSERT INTO inbox VALUES ('payment-1', 'payments', now(), now() + interval '1 d')",
-        )
-        .await;
     let commands = commands();
     assert!(commands.len() > 25, "{commands:?}");
     for line in commands {

@@ -17,8 +17,8 @@ mod first_aid;
 mod fixture;
 mod forget;
 mod guide;
-mod import;
 mod kept;
+mod migrating;
 mod outbox;
 #[cfg(all(feature = "amqp", feature = "webhooks"))]
 #[allow(dead_code, reason = "its own tests use all of it")]

@@ -23,7 +23,6 @@ async fn s9_no_command_shows_the_password_and_none_but_one_a_payload() {
         "forget order-1 --consumer orders --reason x",
         "forgotten list",
         "erase order-1 --reason x",
-        "import --from idem.nowhere --consumer orders",
         "--help",
         "help forget",
         "no-such-command",

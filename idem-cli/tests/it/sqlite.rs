@@ -111,7 +111,7 @@ fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
     assert!(file.idem("cleanup").ok().contains("audit"));
     file.idem("dead-letters list --consumer orders").refused("there is no consumer \"orders\"");
     file.idem("dead-letters replay 99 --yes").refused("there is no such dead letter");
-    for refused in ["import --from t --consumer orders", "migrate status", "cleanup --print-sql"] {
+    for refused in ["migrate status", "cleanup --print-sql"] {
         let name = refused.split_once(' ').map_or(refused, |(name, _)| name);
         file.idem(refused).refused(&format!("`idem {name}` in this form is for PostgreSQL"));
     }

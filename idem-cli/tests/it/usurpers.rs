@@ -23,17 +23,13 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
         include_str!("../../src/commands/consumers.rs"),
         include_str!("../../src/commands/dead_letters.rs"),
         include_str!("../../src/commands/stuck.rs"),
-        include_str!("../../src/commands/import.rs"),
     ];
-    let old = "CREATE TABLE old (key text, at timestamptz, consumer varchar);
-        INSERT INTO old VALUES ('old-1', now(), 'orders'), ('old-2', now(), 'other');
-        INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, reason, attempts, error,
+    let rows = "INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, reason, attempts, error,
             payload, payload_bytes, has_payload)
         SELECT id, 'a', 'a', key_id('order-9'), 'order-9', '', 'permanent', 1, 'no', 'x', 1, true FROM consumers;
         INSERT INTO message_attempts (key_id, consumer, attempts, idempotency_key, payload_hash)
         SELECT key_id('order-8'), id, 2, 'order-8', '' FROM consumers;";
-    fixture.run(old).await;
-    let table = format!("{}.old", fixture.schema);
+    fixture.run(rows).await;
     fixture.run(&shared::usurpers(&fixture.schema, sources)).await;
     let done = |arguments: &str| {
         let answer = run(&fixture, arguments);
@@ -76,8 +72,5 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
     }
     let batch = fixture.texts("SELECT batch FROM forgotten").await.remove(0);
     done(&format!("forgotten restore {batch} --yes"));
-    let import =
-        "--consumer orders-3 --key-column key --processed-column at --consumer-column consumer --named orders --yes";
-    done(&format!("import --from {table} {import}"));
     fixture.drop().await;
 }

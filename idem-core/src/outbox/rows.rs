@@ -522,14 +522,6 @@ impl StoredEvent {
 /// `idem_testkit::store_conformance!` tests each number.
 #[async_trait]
 pub trait Outbox: Send + Sync + 'static {
-    /// Checks at a relay's start that events stay in the outbox until a relay takes them. This is so unless a store says otherwise.
-    ///
-    /// # Errors
-    /// [`StoreError::Refused`] where something else takes them out of it, with the cure.
-    async fn verify(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
     /// Registers destinations and returns the row of each, in order. A known destination keeps its form of ids.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ async fn events_of_one_key_arrive_in_order() {
     }
 }
 
-/// O80: keys lie where a Java client puts them. The partitions are those in which Debezium's connector wrote these keys.
+/// O80: keys lie where a Java client puts them. The partitions are those in which a Java producer wrote these keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn o80_a_key_is_in_the_partition_of_a_java_client() {
     let topic = Topic::new(3).await;

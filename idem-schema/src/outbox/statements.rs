@@ -13,12 +13,6 @@ statements! {
     /// [`BookkeepingStatements`](crate::BookkeepingStatements) are.
     OutboxStatements;
 
-    /// Whether the trigger of Debezium's script takes events out of the outbox. No parameters. Result, one row: `is_external bool`.
-    /// Empty where there is no such script.
-    is_external: "\
-SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = pg_catalog.to_regclass('{schema}.outbox')::oid
-    AND t.tgname::text = 'outbox_to_cdc'::text AND t.tgenabled::text IN ('O'::text, 'A'::text)) AS is_external";
-
     /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`, `kind text` and `message_bytes_max
     /// int8`, NULL where no relay has said them, `is_structured bool`.
     select_destination: "\

@@ -23,15 +23,11 @@ const LOOKED_FOR_EVERY: Duration = Duration::from_secs(1);
 const UNRELAYED_FOR: Duration = Duration::from_secs(60);
 const UNRELAYED_EVERY: Duration = Duration::from_secs(600);
 
-/// Checks the outbox, and counts for the first time, waiting for a database that cannot be reached.
+/// Counts for the first time, waiting for a database that cannot be reached.
 pub(super) async fn first(state: &State, stopping: &Stopping) -> Result<(), RelayError> {
     let mut tries = 0;
     while !stopping.is_asked() {
-        let counted = match state.outbox.verify().await {
-            Ok(()) => count(state).await,
-            Err(error) => Err(error),
-        };
-        match counted {
+        match count(state).await {
             Ok(_) => break,
             Err(error) if is_refused(&error) => return Err(RelayError::Store(error)),
             Err(error) => {

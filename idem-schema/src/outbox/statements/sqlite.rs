@@ -11,7 +11,6 @@ impl OutboxStatements {
             Dialect::Sqlite.render(&template, schema).into()
         };
         Self {
-            is_external: "".into(),
             select_destination: text(SELECT_DESTINATION),
             insert_destination: text(INSERT_DESTINATION),
             lease: text(LEASE),

@@ -160,13 +160,6 @@ impl Fixture {
         self.connection.connect().await.unwrap()
     }
 
-    /// Takes migrations back until this one is the newest.
-    pub(super) async fn down_to(&self, version: u32) {
-        while self.texts("SELECT pg_catalog.max(version)::text FROM migrations").await != [version.to_string()] {
-            self.store.migrate_down().await.unwrap();
-        }
-    }
-
     /// Runs statements as an administrator.
     pub(super) async fn run(&self, statements: impl Into<String>) {
         sqlx::raw_sql(AssertSqlSafe(statements.into())).execute(&self.admin).await.unwrap();

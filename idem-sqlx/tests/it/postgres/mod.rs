@@ -16,7 +16,6 @@ mod commits;
 mod conformance;
 mod consumers;
 mod crashes;
-mod debezium;
 mod errors;
 mod failover;
 mod fixture;
@@ -28,7 +27,6 @@ mod outbox;
 mod poolers;
 #[cfg(feature = "failpoints")]
 mod prove;
-mod releases;
 mod roles;
 mod schema;
 #[path = "../../../../idem-schema/tests/shared/scratch.rs"]

@@ -1,4 +1,358 @@
--- Messages out and answers kept. Never edited once released: a change is a new migration.
+-- The schema. Runs in one transaction, on PostgreSQL 14 and later.
+-- {schema} stands for the quoted name of the schema; every name is qualified, because nothing here may depend on the
+-- search_path of a session that a pooler handed out. Text is compared as bytes (COLLATE "C"): a language's collation may
+-- call two different keys equal (failure B9), and may change with the operating system's library under the index.
+-- Until 0.1.0 is tagged, every change is made here. After that, a change is a new migration.
+
+-- Records
+
+-- The id of a key. A canonical lower-case UUID of version 1 to 7 is itself, so that UUIDv7 keeps its locality; every
+-- other text becomes a version-8 UUID from a digest, so that the two ranges cannot meet and nobody can send the "UUID"
+-- that is another key's digest. The golden vectors hold this function and the Rust one together.
+CREATE FUNCTION {schema}.key_id(key text) RETURNS uuid
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+SELECT CASE
+    WHEN key ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[1-7][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$' THEN key::uuid
+    ELSE (
+        SELECT encode(
+            set_byte(set_byte(digest, 6, (get_byte(digest, 6) & 15) | 128), 8, (get_byte(digest, 8) & 63) | 128),
+            'hex')::uuid
+        FROM (SELECT substring(sha256(convert_to('idem:key:v1:' || key, 'UTF8')) FROM 1 FOR 16) AS digest) AS hashed
+    )
+END
+$idem$;
+
+-- One row a processed key, inserted by the claim and never updated. The columns stand in the order that wastes no byte
+-- on alignment, because this row is written once a message.
+CREATE TABLE {schema}.processed_messages (
+    key_id          uuid        NOT NULL,
+    processed_at    timestamptz NOT NULL DEFAULT now(),
+    -- Rounded up to the full minute by the claim, which keeps its index small; 'infinity' is kept for ever.
+    expires_at      timestamptz NOT NULL,
+    consumer        int         NOT NULL,
+    hash_id         int         NOT NULL,
+    processed_by    int         NOT NULL,
+    idempotency_key text        COLLATE "C" NOT NULL,
+    payload_hash    bytea       NOT NULL,
+    -- Whether the record is the only one of its unit. Such a unit writes no row into `units`: the record's own trigger refuses what a
+    -- handler's own COMMIT would commit. Records of batches fire no trigger, since one row of `units` answers for all of them.
+    alone           boolean     NOT NULL DEFAULT false,
+    CONSTRAINT processed_messages_pkey PRIMARY KEY (consumer, key_id)
+) WITH (
+    -- Rows are inserted and deleted, never updated: no page needs room for a newer version. With the server's default
+    -- of a fifth, a table of a hundred million rows would wait for twenty million dead ones.
+    fillfactor = 100,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+CREATE INDEX idx_processed_messages_expires ON {schema}.processed_messages (expires_at);
+
+-- Reads the records of some keys. It is a function, because a plan that is cached while the table is tiny is a
+-- sequential scan, and stays one while the table grows under it: measured two seconds instead of one millisecond for a
+-- hundred keys. Its settings hold for this query alone, also whenever it is planned again. It has one plan: for few keys the server
+-- would otherwise make a plan at each call, which costs more than the look.
+--
+-- What this very transaction has inserted is not among the records: a claim that was made to deny its own rows would otherwise find them
+-- here, and take new messages for duplicates of themselves. (After four thousand million transactions an old row may have the number of
+-- this one. Its claim is then repeated in another.)
+CREATE FUNCTION {schema}.read_records(consumers int[], key_ids uuid[])
+    RETURNS SETOF {schema}.processed_messages
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN QUERY
+    SELECT found.*
+    FROM unnest(consumers, key_ids) AS asked (consumer, key_id)
+    CROSS JOIN LATERAL (
+        SELECT p.* FROM {schema}.processed_messages AS p
+        WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id
+            AND p.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid
+        LIMIT 1
+    ) AS found;
+END
+$idem$;
+
+-- The seal
+
+-- One row a unit of work that claimed something. It exists for its trigger, and tells which run and lane committed.
+-- It has no primary key on purpose: transaction ids repeat after a restore into another cluster, and a unit must not
+-- fail for that.
+CREATE TABLE {schema}.units (
+    xid  bigint      NOT NULL,
+    at   timestamptz NOT NULL DEFAULT now(),
+    run  int         NOT NULL,
+    lane int         NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.1);
+
+CREATE INDEX idx_units_at ON {schema}.units (at);
+
+-- Without this, cleanup's DELETE fails wherever a publication covers all tables, because there is no primary key.
+ALTER TABLE {schema}.units REPLICA IDENTITY FULL;
+
+-- Refuses a COMMIT that idem did not seal (failure A12): a handler that commits in the middle of a batch would commit
+-- the claims of messages that never ran, and each of their redeliveries would pass for a duplicate.
+--
+-- The function has no search_path of its own: PostgreSQL sets and resets a function's settings at each call, which costs a unit more than
+-- the comparison does. Every function, type and operator is qualified instead, so that the caller's search_path decides nothing (S11).
+-- IS DISTINCT FROM, IN and CASE would look their operator up there, so the seal is compared by =, and whatever is not true, NULL too, is
+-- refused.
+CREATE FUNCTION {schema}.refuse_unsealed_commit() RETURNS pg_catalog.trigger
+    LANGUAGE plpgsql
+    AS $idem$
+BEGIN
+    -- The setting is NULL before its first use in a session and empty after it: neither equals a transaction id.
+    IF pg_catalog.current_setting('idem.sealed', true) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.text THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'ID001',
+        MESSAGE = 'idem refused a COMMIT that it did not send',
+        DETAIL = 'The transaction holds claimed keys whose messages may not have been handled; it was rolled back.',
+        HINT = 'A handler must not end its transaction or set all constraints immediate: return Ok or an error instead.';
+END
+$idem$;
+
+CREATE CONSTRAINT TRIGGER refuse_unsealed_commit
+    AFTER INSERT ON {schema}.units
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_unsealed_commit();
+
+CREATE CONSTRAINT TRIGGER refuse_unsealed_commit
+    AFTER INSERT ON {schema}.processed_messages
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.alone) EXECUTE FUNCTION {schema}.refuse_unsealed_commit();
+
+-- Names behind the numbers
+
+-- Who consumes, and what its name was bound to by its first start.
+CREATE TABLE {schema}.consumers (
+    id               int         GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- The empty text stands for "no tenant": NULLs would not be equal to each other in the key below (failure B8).
+    tenant           text        COLLATE "C" NOT NULL DEFAULT '',
+    name             text        COLLATE "C" NOT NULL,
+    -- Empty where no start has said it yet: it binds nothing, and the first start that says it fills it in.
+    bound_to         text        COLLATE "C" NOT NULL,
+    handler          text        COLLATE "C" NOT NULL,
+    key_rules        text        COLLATE "C" NOT NULL,
+    hash_rules       text        COLLATE "C" NOT NULL,
+    -- NULL keeps records for ever.
+    retention        interval,
+    first_started_at timestamptz NOT NULL DEFAULT now(),
+    -- For how long the broker may deliver again, as the consumer's last start learned.
+    redelivery_horizon interval,
+    -- The name from which the ids of events and of calls are derived, where the consumer was renamed since.
+    derives_as       text        COLLATE "C",
+    -- The name comes first, because a name is bound to one source whatever the tenant.
+    CONSTRAINT consumers_name_tenant UNIQUE (name, tenant)
+);
+
+-- How payloads were hashed: name, version and parameters as one canonical text, so that a record names it by a number.
+CREATE TABLE {schema}.payload_hashes (
+    id   int  GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    rule text COLLATE "C" NOT NULL,
+    CONSTRAINT payload_hashes_rule UNIQUE (rule)
+);
+
+-- One row a start of a worker: what processed_by and units.run refer to.
+CREATE TABLE {schema}.worker_runs (
+    id         int         GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    host       text        COLLATE "C" NOT NULL,
+    process    int         NOT NULL,
+    version    text        COLLATE "C" NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- Failures
+
+-- One row a message that failed. Written before the run, in a transaction of its own, so that a message that kills the
+-- process is counted too. The worker may not delete, so what ends a count sets it to zero and cleanup removes the row.
+CREATE TABLE {schema}.message_attempts (
+    key_id          uuid        NOT NULL,
+    first_at        timestamptz NOT NULL DEFAULT now(),
+    last_at         timestamptz NOT NULL DEFAULT now(),
+    consumer        int         NOT NULL,
+    attempts        int         NOT NULL,
+    idempotency_key text        COLLATE "C" NOT NULL,
+    payload_hash    bytea       NOT NULL,
+    CONSTRAINT message_attempts_pkey PRIMARY KEY (consumer, key_id, payload_hash)
+) WITH (
+    -- Room for the next count on the same page, which then needs no new index entry.
+    fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02
+);
+
+-- Messages that will not run again by themselves. A malformed message may have no key.
+CREATE TABLE {schema}.dead_letters (
+    id                  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    consumer            int         NOT NULL,
+    -- Where the first copy came from, and where the last counted copy came from: a redelivery after a crash carries one
+    -- of the two and is not counted again.
+    origin              text        COLLATE "C" NOT NULL,
+    last_origin         text        COLLATE "C" NOT NULL,
+    key_id              uuid,
+    idempotency_key     text        COLLATE "C",
+    payload_hash        bytea,
+    hash_id             int,
+    reason              text        COLLATE "C" NOT NULL,
+    attempts            int         NOT NULL,
+    error               text        COLLATE "C" NOT NULL,
+    -- NULL when the message had none (has_payload is false) or when it was over the limit (has_payload is true).
+    payload             bytea,
+    payload_bytes       bigint      NOT NULL,
+    has_payload         boolean     NOT NULL,
+    -- json keeps repeated names and any escape; jsonb would refuse a NUL, and a dead letter must never be refused.
+    headers             json,
+    message_id          text        COLLATE "C",
+    message_type        text        COLLATE "C",
+    record_key          bytea,
+    ordering_key        bytea,
+    copies              bigint      NOT NULL DEFAULT 1,
+    first_at            timestamptz NOT NULL DEFAULT now(),
+    last_at             timestamptz NOT NULL DEFAULT now(),
+    published_at        timestamptz,
+    replay_requested_at timestamptz,
+    replay_taken_at     timestamptz,
+    replay_taken_by     int,
+    replayed_at         timestamptz,
+    replay_outcome      text        COLLATE "C",
+    -- A row stands for one content: identity is a digest that core computes (with a key, of key, payload hash and reason;
+    -- without one, of the place, payload, headers, record key and type). So another message at an origin that is used again, as
+    -- Kafka does when a topic is created again, is another row.
+    identity            bytea,
+    -- What it shares with those that failed alike, made of facts and no value: f1- and 16 hexadecimal digits.
+    fingerprint         text        COLLATE "C",
+    -- An operator accepted that a payload which is neither kept nor published is lost.
+    loss_accepted_at    timestamptz,
+    loss_accepted_by    text        COLLATE "C"
+) WITH (fillfactor = 90);
+
+CREATE UNIQUE INDEX dead_letters_identity ON {schema}.dead_letters (consumer, identity);
+
+CREATE INDEX idx_dead_letters_key ON {schema}.dead_letters (consumer, key_id) WHERE key_id IS NOT NULL;
+
+CREATE INDEX idx_dead_letters_last ON {schema}.dead_letters (last_at);
+
+CREATE INDEX idx_dead_letters_replay ON {schema}.dead_letters (consumer, id)
+    WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL;
+
+-- Operators
+
+-- Who did what to records, consumers and dead letters.
+CREATE TABLE {schema}.audit (
+    id              bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at              timestamptz NOT NULL DEFAULT now(),
+    who             text        COLLATE "C" NOT NULL,
+    action          text        COLLATE "C" NOT NULL,
+    consumer        int,
+    idempotency_key text        COLLATE "C",
+    details         text        COLLATE "C" NOT NULL DEFAULT '',
+    -- Whose login wrote the line, beside the name that its writer gives.
+    login           text        COLLATE "C" NOT NULL DEFAULT session_user
+);
+
+CREATE INDEX idx_audit_at ON {schema}.audit (at);
+
+-- What an operator asks of the running workers of a consumer. The epoch rises when records were forgotten, replayed or
+-- restored, and empties every cache of committed keys.
+CREATE TABLE {schema}.controls (
+    consumer int         PRIMARY KEY,
+    state    text        COLLATE "C" NOT NULL DEFAULT 'running',
+    by       text        COLLATE "C" NOT NULL DEFAULT '',
+    reason   text        COLLATE "C" NOT NULL DEFAULT '',
+    at       timestamptz NOT NULL DEFAULT now(),
+    epoch    bigint      NOT NULL DEFAULT 0,
+    CONSTRAINT controls_state CHECK (state IN ('running', 'paused', 'halted'))
+);
+
+-- Records that an operator forgot: they wait here, out of the way of every claim, until cleanup takes them or the operator
+-- takes it back.
+CREATE TABLE {schema}.forgotten (
+    key_id          uuid        NOT NULL,
+    processed_at    timestamptz NOT NULL,
+    expires_at      timestamptz NOT NULL,
+    forgotten_at    timestamptz NOT NULL DEFAULT now(),
+    -- One act of forgetting, by which it is taken back.
+    batch           bigint      NOT NULL,
+    consumer        int         NOT NULL,
+    hash_id         int         NOT NULL,
+    processed_by    int         NOT NULL,
+    idempotency_key text        COLLATE "C" NOT NULL,
+    payload_hash    bytea       NOT NULL,
+    CONSTRAINT forgotten_pkey PRIMARY KEY (batch, consumer, key_id)
+);
+
+CREATE INDEX idx_forgotten_at ON {schema}.forgotten (forgotten_at);
+
+-- What an auditor may read: names instead of numbers, and neither payloads nor headers, which may hold personal data.
+CREATE VIEW {schema}.audit_view AS
+    SELECT a.id, a.at, a.who, a.action, c.tenant, c.name AS consumer_name, a.idempotency_key, a.details, a.login
+    FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer;
+
+CREATE VIEW {schema}.dead_letters_view AS
+    SELECT d.id, c.tenant, c.name AS consumer_name, d.origin, d.last_origin, d.idempotency_key, d.payload_hash,
+           h.rule AS hash_rule, d.reason, d.attempts, d.error, d.payload_bytes, d.has_payload, d.message_id,
+           d.message_type, d.copies, d.first_at, d.last_at, d.published_at, d.replay_requested_at, d.replay_taken_at,
+           d.replayed_at, d.replay_outcome, d.fingerprint, d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
+           d.loss_accepted_at, d.loss_accepted_by
+    FROM {schema}.dead_letters AS d
+    LEFT JOIN {schema}.consumers AS c ON c.id = d.consumer
+    LEFT JOIN {schema}.payload_hashes AS h ON h.id = d.hash_id;
+
+-- Gives a dead letter the payload that was over the limit when it was stored, with the rights of the table's owner: a worker may do this,
+-- and replace no payload. Under a hash rule of some members alone, two copies with one hash differ in length, and the row counts the bytes
+-- that it has. Where the hash is of the bytes themselves, they are
+-- compared. An erased row, whose key is gone, gets no payload. Each payload that is given is a line of the trail, with the login by the server.
+CREATE FUNCTION {schema}.keep_payload(dead_letter bigint, content bytea) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+WITH kept AS (
+    UPDATE {schema}.dead_letters AS d SET payload = content, payload_bytes = octet_length(content)
+    WHERE d.id = dead_letter AND d.payload IS NULL AND d.has_payload AND (d.key_id IS NULL OR d.idempotency_key IS NOT NULL)
+        AND (sha256(content) = d.payload_hash
+            OR EXISTS (SELECT FROM {schema}.payload_hashes AS h WHERE h.id = d.hash_id AND h.rule <> 'raw/1'))
+    RETURNING d.id, d.consumer, d.idempotency_key
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+    SELECT session_user, 'keep-payload', k.consumer, k.idempotency_key, format('dead letter %s: %s bytes', k.id, octet_length(content))
+    FROM kept AS k
+)
+SELECT k.id FROM kept AS k
+$idem$;
+
+-- Which server this is, and which life of it: after a failover, a restore or a restart the text is another, and workers
+-- forget what they knew committed. Some hosted servers forbid or lack one of these, which is then unknown. The timeline is
+-- that of the write-ahead log, because the control file learns of a promotion only with the next checkpoint.
+CREATE FUNCTION {schema}.server_identity() RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    cluster text;
+    timeline text;
+BEGIN
+    BEGIN
+        SELECT c.system_identifier::text INTO cluster FROM pg_control_system() AS c;
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    BEGIN
+        timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    RETURN format('cluster %s, timeline %s, up since %s', coalesce(cluster, 'unknown'), coalesce(timeline, 'unknown'),
+        extract(epoch FROM pg_postmaster_start_time()));
+END
+$idem$;
+
+-- Events out
 
 -- Where events go, by name. A relay has a destination for itself as long as its lease runs, by the database's clock.
 CREATE TABLE {schema}.outbox_destinations (
@@ -77,10 +431,14 @@ $idem$;
 
 -- The indexes that relays read.
 CREATE INDEX idx_outbox_pending ON {schema}.outbox (destination, number) WHERE state = 0;
+
 CREATE INDEX idx_outbox_due ON {schema}.outbox (destination, not_before) WHERE state = 1;
+
 -- The few events that do not go at once: by number, and by ordering key.
 CREATE INDEX idx_outbox_held ON {schema}.outbox (destination, number) WHERE state <> 0;
+
 CREATE INDEX idx_outbox_blocking ON {schema}.outbox (destination, ordering_key, number) WHERE state IN (1, 2);
+
 CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, number) WHERE state = 3;
 
 -- The functions that follow find each event by the index that is meant for it, whatever the statistics of the moment say. Where
@@ -524,6 +882,8 @@ BEGIN
 END
 $idem$;
 
+-- Results
+
 -- The answers of operations, apart from the records, so that a record stays a narrow row.
 CREATE TABLE {schema}.processed_results (
     key_id       uuid        NOT NULL,
@@ -538,8 +898,14 @@ CREATE TABLE {schema}.processed_results (
     content_type text        COLLATE "C",
     headers      json,
     body         bytea       NOT NULL,
+    -- Until when the result is kept, where that is before its record goes; NULL where it goes with the record, and behind its end.
+    answer_until timestamptz,
+    -- The part of the result that stays behind its end, beside the status: 64 bytes at most.
+    reference    text        COLLATE "C",
     CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+CREATE INDEX idx_processed_results_answer_until ON {schema}.processed_results (answer_until) WHERE answer_until IS NOT NULL;
 
 -- An answer changes only together with its record: a unit replaces one that has outlived the record before. The owner erases, and blanks
 -- those whose time is over.
@@ -582,15 +948,21 @@ BEGIN
 END
 $idem$;
 
--- It has one plan. For few keys the server would take its guess of ten for dear, and make a plan at each call, which costs more than
--- the look.
-ALTER FUNCTION {schema}.read_records(int[], uuid[]) SET plan_cache_mode = force_generic_plan;
+-- Cleanup
 
--- The name from which the ids of events and of calls are derived, where a consumer was renamed since.
-ALTER TABLE {schema}.consumers ADD COLUMN derives_as text COLLATE "C";
-
--- As 0004 made it, and the answers go with their records.
-CREATE OR REPLACE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
+-- Removes rows of a table that have expired, and no others, with the rights of its owner: a login for cleanup may run it,
+-- and delete nothing by itself. Rows without an expiry of their own are kept for as long as is asked, in microseconds, and
+-- at least for as long as stands here.
+--
+-- The election is part of it: of all cleaners of a schema, one at a time gets the lock, which ends with the transaction,
+-- because a pooler in transaction mode loses a session's locks. The statement is planned anew each time: a plan that was
+-- made while the table was tiny would go on to sort the whole table. A row's place cannot be given to another row
+-- meanwhile, since the statement's snapshot still sees it; a row that was changed since is looked at again, and stays if it
+-- is needed once more.
+--
+-- The answers that are kept beside the records go with them. An answer whose own time is over goes before its record: a row stays, so that a
+-- repeat learns that the operation was done, with which status, and where its outcome can be looked up.
+CREATE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
     AS $idem$
@@ -600,15 +972,15 @@ DECLARE
     expired CONSTANT text := CASE kind
         WHEN 'processed_messages' THEN 't.expires_at <= now()'
         WHEN 'units' THEN 't.at < $2'
-        WHEN 'attempts' THEN 't.last_at < $2'
         WHEN 'message_attempts' THEN 't.last_at < $2'
         -- What awaits a replay stays, however old.
-        WHEN 'dead_letters' THEN 't.last_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
+        -- A worker writes last_at, but cannot change first_at.
+        WHEN 'dead_letters' THEN 't.last_at < $2 AND t.first_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
         WHEN 'audit' THEN 't.at < $2'
         WHEN 'worker_runs' THEN 't.started_at < $2'
         WHEN 'forgotten' THEN 't.forgotten_at < $2'
+        WHEN 'processed_results' THEN 't.answer_until <= now()'
     END;
-    tables CONSTANT text[] := CASE kind WHEN 'message_attempts' THEN ARRAY['message_attempts', 'attempts'] ELSE ARRAY[kind] END;
     -- The oldest first, where an index has their order.
     ordered CONSTANT text := CASE kind
         WHEN 'processed_messages' THEN 'ORDER BY t.expires_at'
@@ -626,8 +998,6 @@ DECLARE
         AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
         AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
         AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)$sql$ ELSE '' END;
-    name text;
-    gone bigint;
     -- The answers that are kept beside the records go with them. Where none are, no record pays for looking.
     with_answers boolean := false;
 BEGIN
@@ -638,43 +1008,66 @@ BEGIN
     -- A row that every migrated schema has, and that the owner alone may lock: an advisory lock is open to any login (S51).
     PERFORM FROM {schema}.migrations WHERE version = 1 FOR UPDATE SKIP LOCKED;
     elected := FOUND;
-    IF elected THEN
+    IF elected AND kind = 'processed_results' THEN
+        -- 2 says that it was erased, 4 that its time was over.
+        UPDATE {schema}.processed_results AS r SET kind = r.kind | 6::smallint, content_type = NULL, headers = NULL, body = '',
+            sealed_with = NULL, answer_until = NULL
+        WHERE r.ctid = ANY (ARRAY(SELECT t.ctid FROM {schema}.processed_results AS t WHERE t.answer_until <= now()
+            ORDER BY t.answer_until LIMIT rows_max)) AND r.answer_until <= now();
+        GET DIAGNOSTICS removed = ROW_COUNT;
+    ELSIF elected THEN
         IF kind = 'processed_messages' THEN
             with_answers := EXISTS (SELECT FROM {schema}.processed_results);
         END IF;
-        FOREACH name IN ARRAY tables LOOP
-            EXECUTE format('WITH gone AS (DELETE FROM {schema}.%I AS t WHERE t.ctid = ANY (ARRAY('
-                'SELECT t.ctid FROM {schema}.%1$I AS t WHERE %2$s%3$s %4$s LIMIT $1)) AND %2$s RETURNING %5$s)%6$s '
-                'SELECT count(*) FROM gone', name, expired, unneeded, ordered,
-                CASE WHEN with_answers THEN 't.consumer, t.key_id' ELSE '1' END,
-                CASE WHEN with_answers THEN ', answers AS (DELETE FROM {schema}.processed_results AS r USING gone '
-                    'WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id)' ELSE '' END)
-                INTO gone USING rows_max - removed, now() - greatest(kept_for * interval '1 microsecond', at_least);
-            removed := removed + gone;
-        END LOOP;
+        EXECUTE format('WITH gone AS (DELETE FROM {schema}.%I AS t WHERE t.ctid = ANY (ARRAY('
+            'SELECT t.ctid FROM {schema}.%1$I AS t WHERE %2$s%3$s %4$s LIMIT $1)) AND %2$s RETURNING %5$s)%6$s '
+            'SELECT count(*) FROM gone', kind, expired, unneeded, ordered,
+            CASE WHEN with_answers THEN 't.consumer, t.key_id' ELSE '1' END,
+            CASE WHEN with_answers THEN ', answers AS (DELETE FROM {schema}.processed_results AS r USING gone '
+                'WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id)' ELSE '' END)
+            INTO removed USING rows_max, now() - greatest(kept_for * interval '1 microsecond', at_least);
     END IF;
 END
 $idem$;
 
--- PUBLIC may execute functions by default. If the group roles exist already, workers go on before their script is run again.
-REVOKE ALL ON FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
-    {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json), {schema}.retry_events(bigint[], text[], boolean),
-    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[], text[]), {schema}.read_results(int[], uuid[]),
-    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) FROM PUBLIC;
-
-DO $idem$
+-- Sequences that are behind the rows of their columns, as after a logical replication or a restore of the rows alone: the next
+-- value is one that a row has already. It is STABLE, so that it sees no row that came after its look at a sequence. The numbers of
+-- consumers, payload hashes and destinations from 2^30 on are drawn from names. An index serves each look, and finds nothing as a rule.
+CREATE FUNCTION {schema}.sequences_behind()
+    RETURNS TABLE (table_name text, sequence_name text, next_value bigint, highest bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    rows_from text;
+    drawn text;
 BEGIN
-    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
-        GRANT SELECT, INSERT ON {schema}.outbox TO idem_worker;
-        GRANT SELECT, INSERT (id, name, id_form) ON {schema}.outbox_destinations TO idem_worker;
-        GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_with, stored_at) ON {schema}.processed_results
-            TO idem_worker;
-        GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
-        GRANT EXECUTE ON FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
-            {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-            {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
-            {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
-    END IF;
+    FOR table_name, drawn, rows_from IN SELECT * FROM (VALUES
+        ('audit', 'id', '{schema}.audit AS t WHERE t.id >= $1'),
+        ('dead_letters', 'id', '{schema}.dead_letters AS t WHERE t.id >= $1'),
+        ('worker_runs', 'id', '{schema}.worker_runs AS t WHERE t.id >= $1'),
+        ('consumers', 'id', '{schema}.consumers AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('payload_hashes', 'id', '{schema}.payload_hashes AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('outbox_destinations', 'id', '{schema}.outbox_destinations AS t WHERE t.id >= $1 AND t.id < 1073741824'),
+        ('outbox', 'number', '{schema}.outbox_destinations AS d CROSS JOIN LATERAL ('
+            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state = 0 AND o.number >= $1 UNION ALL '
+            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state <> 0 AND o.number >= $1) AS t (number)')
+    ) AS asked LOOP
+        sequence_name := pg_get_serial_sequence('{schema}.' || table_name, drawn);
+        EXECUTE 'SELECT s.last_value + s.is_called::int FROM ' || sequence_name || ' AS s' INTO next_value;
+        EXECUTE format('SELECT max(t.%I) FROM ', drawn) || rows_from INTO highest USING next_value;
+        IF highest IS NOT NULL THEN
+            RETURN NEXT;
+        END IF;
+    END LOOP;
 END
 $idem$;
+
+-- PUBLIC may execute functions by default.
+REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.remove_expired(text, bigint, bigint),
+    {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
+    {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,
+    bigint[]), {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json),
+    {schema}.retry_events(bigint[], text[], boolean), {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[],
+    text[]), {schema}.read_results(int[], uuid[]), {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz),
+    {schema}.count_events(int, text), {schema}.sequences_behind() FROM PUBLIC;

@@ -1,2 +1,0 @@
--- Takes back what 0007 made.
-ALTER TABLE {schema}.consumers DROP COLUMN redelivery_horizon;

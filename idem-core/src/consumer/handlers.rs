@@ -211,6 +211,13 @@ async fn run_one<S: Store>(
             let Some(outcome) = error.take_outcome() else {
                 return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
             };
+            drop(tx);
+            // What the work has noted comes first: an outcome that may come of an error that passes is not final.
+            if let Some(noted) = collector.noted_error().map(|noted| inner.failure(noted))
+                && noted.comes_again()
+            {
+                return Err(HandlingError::one(index, noted, TransactionState::Unknown));
+            }
             return Err(match inner.publishing.check_result(&outcome) {
                 Ok(()) => HandlingError::Final(outcome),
                 Err(error) => HandlingError::one(index, refused(&error), TransactionState::Clean),

@@ -250,6 +250,11 @@ impl<'m> Collector<'m> {
         &mut buffer.by_message[place]
     }
 
+    /// The error of a statement that the work has noted.
+    pub(crate) fn noted_error(self) -> Option<HandlerError> {
+        self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner).noted
+    }
+
     /// The events and results, by the place of the message in the call; a message without any has no entry.
     pub(crate) fn finish(self) -> Result<Vec<HandedIn>, PublishError> {
         let buffer = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -326,7 +326,9 @@ pub(crate) async fn w25_a_request_stands_nowhere_but_in_its_answer<G: Searched>(
     for (_, payments) in &services {
         let answered = |body: &[u8]| match body.rsplit(|byte| *byte == b' ').next() {
             Some(b"fails") => Err(Declined::from(BoxError::from("it failed"))),
-            Some(b"refused") => Err(Declined::Final(http::Response::builder().status(422).body(KEPT.into()).unwrap())),
+            Some(b"refused") => {
+                Err(Declined::Final(Box::new(http::Response::builder().status(422).body(KEPT.into()).unwrap())))
+            }
             _ => Ok(http::Response::new(Bytes::from(KEPT))),
         };
         let app = mounted(payments, "/t", move |request, _| Box::pin(async move { answered(request.body()) }));

@@ -131,9 +131,9 @@ const HELD: &str = "x-held";
 #[derive(Debug)]
 pub(crate) enum Declined {
     /// As after [`Idem::refuse`].
-    Final(Response<Bytes>),
+    Final(Box<Response<Bytes>>),
     /// As after [`Idem::discard`].
-    NotKept(Response<Bytes>),
+    NotKept(Box<Response<Bytes>>),
     Failed(HandlerError),
 }
 
@@ -191,11 +191,11 @@ pub(crate) async fn treated<S: Store>(
         Ok(response) => response,
         Err(Declined::Final(response)) => {
             idem.refuse();
-            response
+            *response
         }
         Err(Declined::NotKept(response)) => {
             idem.discard();
-            response
+            *response
         }
         Err(Declined::Failed(error)) => return idem.with(|_| Box::pin(async { Err(error) })).await,
     };
@@ -262,7 +262,7 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, Declined> {
             .unwrap()
     };
     match body {
-        "final" => Err(Declined::Final(response(422))),
+        "final" => Err(Declined::Final(response(422).into())),
         "declined" => Ok(response(402)),
         "error" => Err("broken".into()),
         "permanent" => Err(HandlerError::permanent("it does not fit").into()),
@@ -270,7 +270,7 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, Declined> {
             Err(HandlerError::transient("could not serialize access").with_class(ErrorClass::RunUnitAgain).into())
         }
         "panic" => panic!("as asked"),
-        "not kept" => Err(Declined::NotKept(response(400))),
+        "not kept" => Err(Declined::NotKept(response(400).into())),
         "headers" => {
             let mut all = response(201);
             for (name, value) in [
@@ -295,8 +295,8 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, Declined> {
         }
         _ => match body.rsplit_once(' ').and_then(|(form, status)| Some((form, status.parse().ok()?))) {
             Some(("status", status)) => Ok(response(status)),
-            Some(("final", status)) => Err(Declined::Final(response(status))),
-            Some(("not kept", status)) => Err(Declined::NotKept(response(status))),
+            Some(("final", status)) => Err(Declined::Final(response(status).into())),
+            Some(("not kept", status)) => Err(Declined::NotKept(response(status).into())),
             _ => Ok(response(201)),
         },
     }

@@ -82,11 +82,6 @@ pub trait PayloadHasher: Send + Sync + fmt::Debug + 'static {
         Vec::new()
     }
 
-    /// Earlier versions of this rule, so that records that were made by them can be compared. Defaults to none.
-    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
-        Vec::new()
-    }
-
     /// Whether the hash covers the type by which a [`Router`](crate::Router) picks, so that it need not be added.
     /// Defaults to no.
     fn covers_type(&self) -> bool {
@@ -115,22 +110,10 @@ impl PayloadHasher for RawPayload {
 /// differs from one that is `null`. Numbers are equal when their exact decimal values are, however they are written: `1.0`
 /// is `1`, and two that merely share a double differ. Payloads with repeated members are refused, because they have no
 /// single meaning.
-///
-/// Version 1 of the rule compared fractions by their doubles and refused numbers beyond 2^53. Its records are still
-/// compared by it.
 #[derive(Debug, Clone)]
 pub struct JsonMembers {
     pointers: Vec<(String, Vec<String>)>,
     mode: Mode,
-    numbers: Numbers,
-}
-
-/// How numbers are compared, which is the version of the rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Numbers {
-    /// Version 1, which called decimals equal that share a double. It is here for its records alone.
-    Doubles,
-    Decimals,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,14 +145,11 @@ impl JsonMembers {
         // The order in which a program names the members must not make another rule of it.
         parsed.sort();
         parsed.dedup();
-        Some(Self { pointers: parsed, mode, numbers: Numbers::Decimals })
+        Some(Self { pointers: parsed, mode })
     }
 
     fn canonical(&self, payload: &[u8]) -> Result<String, String> {
-        let mut tree = match self.numbers {
-            Numbers::Doubles => json::Canonical::parse(payload)?,
-            Numbers::Decimals => json::exact(payload)?,
-        };
+        let mut tree = json::exact(payload)?;
         let mut out = String::with_capacity(payload.len());
         match self.mode {
             Mode::Without => {
@@ -202,19 +182,8 @@ impl PayloadHasher for JsonMembers {
             Mode::Only => "json-only",
             Mode::Without => "json-without",
         };
-        let version = match self.numbers {
-            Numbers::Doubles => 1,
-            Numbers::Decimals => 2,
-        };
         let pointers: Vec<&str> = self.pointers.iter().map(|(pointer, _)| pointer.as_str()).collect();
-        format!("{name}/{version}:{}", serde_json::Value::from(pointers))
-    }
-
-    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
-        match self.numbers {
-            Numbers::Doubles => Vec::new(),
-            Numbers::Decimals => vec![Arc::new(Self { numbers: Numbers::Doubles, ..self.clone() })],
-        }
+        format!("{name}/1:{}", serde_json::Value::from(pointers))
     }
 }
 
@@ -283,17 +252,12 @@ impl PayloadHasher for WithType {
         }
     }
 
-    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
-        let place = || self.place.clone();
-        self.rule.former().into_iter().map(|rule| Arc::new(Self { rule, place: place() }) as _).collect()
-    }
-
     fn covers_type(&self) -> bool {
         true
     }
 }
 
-/// The rule of records that were imported from another system, without a hash: every payload equals
+/// The rule of records that were copied from another system, without a hash: every payload equals
 /// [`PayloadHash::NONE`], so that the key alone makes a redelivery a duplicate. Every build knows it.
 #[derive(Debug, Clone, Copy)]
 pub struct Unhashed;
@@ -356,19 +320,15 @@ impl Default for HashRules {
 }
 
 impl HashRules {
-    /// New messages are hashed by `current`. Records that an earlier version of it made are compared by that one.
+    /// New messages are hashed by `current`.
     pub fn new(current: impl PayloadHasher) -> Self {
-        let rules = Self { current: Arc::new(current), former: vec![Arc::new(Unhashed)] };
-        let versions = rules.current.former();
-        versions.into_iter().fold(rules, Self::with_former)
+        Self { current: Arc::new(current), former: vec![Arc::new(Unhashed)] }
     }
 
-    /// Records that were hashed by `rule`, or by an earlier version of it, can still be compared: a message that meets one
-    /// is hashed by it again.
+    /// Records that were hashed by `rule` can still be compared: a message that meets one is hashed by it again.
     #[must_use]
     pub fn and_formerly(self, rule: impl PayloadHasher) -> Self {
-        let versions = rule.former();
-        versions.into_iter().fold(self.with_former(Arc::new(rule)), Self::with_former)
+        self.with_former(Arc::new(rule))
     }
 
     /// The same rules for a handler that goes by the type at `place`. Records without it are compared without it.

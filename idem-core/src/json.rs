@@ -184,22 +184,6 @@ pub(crate) enum Canonical {
 }
 
 impl Canonical {
-    /// Parses `json`; `Err` says what makes it unfit for a canonical form, without quoting it.
-    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
-        if deeper_than_max(json) {
-            return Err(format!("it is nested deeper than {DEPTH_MAX} levels"));
-        }
-        let mut parser = serde_json::Deserializer::from_slice(json);
-        Tree.deserialize(&mut parser).and_then(|tree| parser.end().map(|()| tree)).map_err(|error| {
-            let text = error.to_string();
-            if let Some(problem) = text.strip_prefix("idem: ") {
-                problem.to_owned()
-            } else {
-                format!("it is no valid JSON at line {} column {}", error.line(), error.column())
-            }
-        })
-    }
-
     pub(crate) fn at(&self, path: &[String]) -> Option<&Self> {
         path.iter().try_fold(self, |tree, token| match tree {
             Self::Object(members) => members.iter().find(|(name, _)| name == token).map(|(_, value)| value),
@@ -264,99 +248,6 @@ impl Canonical {
 
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
-}
-
-struct Tree;
-
-/// 2^53: from here on neighbouring integers share one double.
-const EXACT_BELOW: u64 = 1 << 53;
-
-fn inexact<E: serde::de::Error>() -> E {
-    E::custom("idem: it holds a number beyond 2^53, which has no exact canonical form")
-}
-
-/// How `serde_json` hands numbers over when any crate of the application turns on its `arbitrary_precision`: as an
-/// object with this one member. The hash must not depend on that feature.
-const NUMBER: &str = "$serde_json::private::Number";
-
-fn number<E: serde::de::Error>(text: &str) -> Result<Canonical, E> {
-    if let Ok(value) = text.parse::<u64>() {
-        Tree.visit_u64(value)
-    } else if let Ok(value) = text.parse::<i64>() {
-        Tree.visit_i64(value)
-    } else {
-        text.parse()
-            .map_err(|_| E::custom("idem: it holds a number that is none"))
-            .and_then(|value| Tree.visit_f64(value))
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Tree {
-    type Value = Canonical;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Tree {
-    type Value = Canonical;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Canonical::Scalar("null".to_owned()))
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Self::Value, E> {
-        Ok(Canonical::Scalar(value.to_string()))
-    }
-
-    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
-        if value.unsigned_abs() >= EXACT_BELOW { Err(inexact()) } else { Ok(Canonical::Scalar(value.to_string())) }
-    }
-
-    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
-        if value >= EXACT_BELOW { Err(inexact()) } else { Ok(Canonical::Scalar(value.to_string())) }
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Self::Value, E> {
-        // A number that a double cannot hold exactly would share its hash with its neighbours (RFC 8785, appendix D).
-        if value.abs() >= EXACT_BELOW as f64 {
-            return Err(inexact());
-        }
-        // Minus zero is zero (RFC 8785 §3.2.2.3).
-        let value = if value == 0.0 { 0.0 } else { value };
-        Ok(Canonical::Scalar(value.to_string()))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Self::Value, E> {
-        Ok(Canonical::Scalar(quoted(value)))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(Tree)? {
-            items.push(item);
-        }
-        Ok(Canonical::List(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut names, mut members) = (BTreeSet::new(), Vec::new());
-        while let Some(name) = map.next_key::<String>()? {
-            if members.is_empty() && name == NUMBER {
-                return number(&map.next_value::<String>()?);
-            }
-            if !names.insert(name.clone()) {
-                return Err(A::Error::custom("idem: a member repeats"));
-            }
-            members.push((name, map.next_value_seed(Tree)?));
-        }
-        Ok(Canonical::Object(members))
-    }
 }
 
 /// The tokens of a JSON pointer (RFC 6901); `None` where it is malformed.

@@ -56,26 +56,13 @@ fn the_rules_have_golden_vectors() {
     }
 }
 
-/// C13: version 1 is still there, for the records that it made, and hashes as it did.
-#[test]
-fn c13_the_first_version_hashes_as_it_did() {
-    let rules = HashRules::new(without(&["/sent_at"]));
-    let former = rules.former.iter().find(|rule| rule.rule() == r#"json-without/1:["/sent_at"]"#).expect("version 1");
-    // {"a":1,"b":0.1}
-    let digest = "8c5bd7a89543651207ede386ebde78a71229f273df677073a79b36925c1044b6";
-    for payload in [r#"{"a":1.0,"b":0.1}"#, r#"{"b":0.1000000000000000055,"a":1}"#] {
-        assert_eq!(former.hash(&Message::new(payload)).map(|hash| hash.to_string()), Ok(digest.to_owned()));
-    }
-    assert!(former.hash(&Message::new(r#"{"a":9007199254740993}"#)).is_err());
-}
-
 /// C12: with a type, each rule has another text, and one header cannot imitate another.
 #[test]
 fn c12_the_type_is_part_of_the_rules_text() {
     let by = |name: &str| WithType::by_header(name, RawPayload).rule();
     assert_eq!(WithType::new(RawPayload).rule(), "raw+type/1");
     assert_eq!(by("EventType"), "raw+type(9:EventType)/1");
-    assert_eq!(WithType::new(only(&["/a"])).rule(), r#"json-only+type/2:["/a"]"#);
+    assert_eq!(WithType::new(only(&["/a"])).rule(), r#"json-only+type/1:["/a"]"#);
     let function = |name: &str| hash_fn(name, |_| Ok(Vec::new()));
     let rules = [
         by("a"),
@@ -94,20 +81,12 @@ fn c13_rules_with_a_type_keep_those_without() {
     let place = TypePlace::Message;
     assert_eq!(texts(HashRules::default().with_type(&place)), ["raw+type/1", "unhashed/1", "raw/1"]);
     let changed = HashRules::new(only(&["/id"])).and_formerly(RawPayload);
-    let expected = [
-        r#"json-only+type/2:["/id"]"#,
-        "unhashed/1",
-        r#"json-only/1:["/id"]"#,
-        "raw/1",
-        r#"json-only/2:["/id"]"#,
-        r#"json-only+type/1:["/id"]"#,
-        "raw+type/1",
-    ];
+    let expected = [r#"json-only+type/1:["/id"]"#, "unhashed/1", "raw/1", r#"json-only/1:["/id"]"#, "raw+type/1"];
     assert_eq!(texts(changed.with_type(&place)), expected);
     let own = HashRules::new(WithType::new(RawPayload)).with_type(&place);
     assert_eq!(texts(own), ["raw+type/1", "unhashed/1"], "who hashes the type already is left alone");
     let gone = HashRules::new(RawPayload).and_formerly(WithType::new(only(&["/id"])));
-    assert_eq!(texts(gone).len(), 4, "and its earlier version");
+    assert_eq!(texts(gone), ["raw/1", "unhashed/1", r#"json-only+type/1:["/id"]"#]);
 }
 
 /// E11: Kafka's tombstone, an empty payload and JSON's null are three things, under every rule.
@@ -174,7 +153,7 @@ fn s10_repeated_members_are_refused() {
     }
 }
 
-/// C10: numbers beyond 2^53, which version 1 refused, have an exact form as well.
+/// C10: numbers beyond 2^53 have an exact form as well.
 #[test]
 fn c10_numbers_are_compared_by_their_exact_values() {
     for rule in [only(&["/x"]), without(&["/a"])] {
@@ -192,7 +171,7 @@ fn s4_a_payload_that_cannot_be_hashed_is_not_quoted() {
     for payload in [r#"{"canary":"canary","canary":1}"#, r#"{"a": canary}"#, "canary", r#"["canary"#] {
         let error = hash(&without(&["/at"]), payload).expect_err("it is no canonical JSON");
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
-        assert!(error.to_string().contains(r#"json-without/2:["/at"]"#), "{error}");
+        assert!(error.to_string().contains(r#"json-without/1:["/at"]"#), "{error}");
     }
 }
 
@@ -200,8 +179,8 @@ fn s4_a_payload_that_cannot_be_hashed_is_not_quoted() {
 #[test]
 fn b15_rule_texts_are_stable_and_distinct() {
     assert_eq!(RawPayload.rule(), "raw/1");
-    assert_eq!(only(&["/b", "/a"]).rule(), r#"json-only/2:["/a","/b"]"#);
-    assert_eq!(without(&["/b", "/a", "/b"]).rule(), r#"json-without/2:["/a","/b"]"#);
+    assert_eq!(only(&["/b", "/a"]).rule(), r#"json-only/1:["/a","/b"]"#);
+    assert_eq!(without(&["/b", "/a", "/b"]).rule(), r#"json-without/1:["/a","/b"]"#);
     let function = hash_fn("cents/1", |message| Ok(message.payload().map(|p| p.to_vec()).unwrap_or_default()));
     assert_eq!((function.rule().as_str(), format!("{function:?}").as_str()), ("fn:cents/1", "HashFn(cents/1)"));
     assert_eq!(hash(&function, "x"), Ok(PayloadHash::of(b"x")));
@@ -228,15 +207,8 @@ fn b15_rule_texts_are_stable_and_distinct() {
 fn b15_the_current_rule_goes_before_the_former_ones() {
     let rules = HashRules::new(only(&["/id"])).and_formerly(RawPayload).and_formerly(without(&["/at"]));
     let texts: Vec<String> = rules.all().map(|rule| rule.rule()).collect();
-    // Imported records have none, and every build knows that.
-    let expected = [
-        r#"json-only/2:["/id"]"#,
-        "unhashed/1",
-        r#"json-only/1:["/id"]"#,
-        "raw/1",
-        r#"json-without/2:["/at"]"#,
-        r#"json-without/1:["/at"]"#,
-    ];
+    // Records of another system have none, and every build knows that.
+    let expected = [r#"json-only/1:["/id"]"#, "unhashed/1", "raw/1", r#"json-without/1:["/at"]"#];
     assert_eq!(texts, expected);
     assert_eq!(HashRules::default().all().map(|rule| rule.rule()).collect::<Vec<_>>(), ["raw/1", "unhashed/1"]);
 }

@@ -16,7 +16,7 @@ fn nested(depth: usize) -> String {
 
 fn canonical(json: &str) -> Result<String, String> {
     let mut out = String::new();
-    Canonical::parse(json.as_bytes())?.write(&mut out);
+    exact(json.as_bytes())?.write(&mut out);
     Ok(out)
 }
 
@@ -131,51 +131,18 @@ fn a_pointer_is_unescaped_once_and_in_order() {
 #[test]
 fn the_canonical_form_knows_no_order_spacing_or_notation() {
     let one = canonical(r#" { "b" : [1.0, 1e1 , -0.0], "a" : "\u0041/\/" } "#);
-    assert_eq!(one, Ok(r#"{"a":"A//","b":[1,10,0]}"#.to_owned()));
+    assert_eq!(one, Ok(r#"{"a":"A//","b":[1,1e1,0]}"#.to_owned()));
     assert_eq!(canonical(r#"{"a":"A//","b":[1,10,-0]}"#), one);
-    assert_eq!(canonical("[0.1,-2.5,true,false,null]"), Ok("[0.1,-2.5,true,false,null]".to_owned()));
+    assert_eq!(canonical("[0.1,-2.5,true,false,null]"), Ok("[1e-1,-25e-1,true,false,null]".to_owned()));
     assert_ne!(canonical("[1,2]"), canonical("[2,1]"), "the order of a list counts");
     assert_ne!(canonical(r#""1""#), canonical("1"));
     assert_ne!(canonical(r#"{"a":null}"#), canonical("{}"));
 }
 
-/// S10: neighbours beyond 2^53 share one double, so such a number has no canonical form.
-#[test]
-fn numbers_beyond_2_to_the_53_are_refused() {
-    let beyond = "it holds a number beyond 2^53, which has no exact canonical form";
-    for number in [
-        "9007199254740992",
-        "9007199254740993",
-        "-9007199254740993",
-        "18446744073709551615",
-        "1e16",
-        "9007199254740993.0",
-    ] {
-        let problem = canonical(&format!("[{number}]")).expect_err("it is beyond 2^53");
-        assert!(problem.starts_with(beyond), "{number}: {problem}");
-    }
-    for number in ["9007199254740991", "-9007199254740991"] {
-        assert_eq!(canonical(number), Ok(number.to_owned()));
-    }
-}
-
-/// `arbitrary_precision`, which any crate of the application can turn on, hands numbers over as an object.
-#[test]
-fn a_number_in_the_shape_of_arbitrary_precision_has_the_same_form() {
-    for (written, form) in [("7", "7"), ("-7", "-7"), ("1.50", "1.5"), ("-0", "0")] {
-        assert_eq!(canonical(&format!(r#"{{"a":{{"{NUMBER}":"{written}"}}}}"#)), Ok(format!(r#"{{"a":{form}}}"#)));
-    }
-    for json in
-        [format!(r#"{{"{NUMBER}":"1e17"}}"#), format!(r#"{{"{NUMBER}":"x"}}"#), format!(r#"{{"{NUMBER}":"1","b":2}}"#)]
-    {
-        assert!(canonical(&json).is_err(), "{json}");
-    }
-}
-
 /// S4: the error names the problem without a word of the payload.
 #[test]
 fn s4_what_is_wrong_is_told_without_the_payload() {
-    assert_eq!(canonical(r#"{"secret":1,"secret":2}"#), Err("a member repeats at line 1 column 20".to_owned()));
+    assert_eq!(canonical(r#"{"secret":1,"secret":2}"#), Err("a member repeats".to_owned()));
     assert_eq!(canonical("{\"secret\" secret"), Err("it is no valid JSON at line 1 column 11".to_owned()));
     assert!(canonical("{}{}").is_err());
 }
@@ -183,7 +150,7 @@ fn s4_what_is_wrong_is_told_without_the_payload() {
 #[test]
 fn members_are_found_and_removed_by_path() {
     let removed = |json: &str, tokens: &[&str]| {
-        let mut tree = Canonical::parse(json.as_bytes()).expect("JSON");
+        let mut tree = exact(json.as_bytes()).expect("JSON");
         tree.remove(&path(tokens));
         let mut out = String::new();
         tree.write(&mut out);
@@ -197,7 +164,7 @@ fn members_are_found_and_removed_by_path() {
     {
         assert_eq!(removed(json, tokens), json);
     }
-    let tree = Canonical::parse(br#"{"a":[{"x":"v"}]}"#).expect("JSON");
+    let tree = exact(br#"{"a":[{"x":"v"}]}"#).expect("JSON");
     assert!(matches!(tree.at(&path(&["a", "0", "x"])), Some(Canonical::Scalar(text)) if text == "\"v\""));
     assert!(tree.at(&path(&["a", "1", "x"])).is_none() && tree.at(&path(&["b"])).is_none());
 }
@@ -260,7 +227,7 @@ proptest! {
         json in proptest::collection::vec(any::<u8>(), 0..80),
         tokens in proptest::collection::vec("[a-c0-9]{0,2}", 0..3),
     ) {
-        let _ = (deeper_than_max(&json), text_at(&json, &tokens), Canonical::parse(&json).map(|tree| tree.at(&tokens).is_some()));
+        let _ = (deeper_than_max(&json), text_at(&json, &tokens), exact(&json).map(|tree| tree.at(&tokens).is_some()));
     }
 
     #[test]

@@ -28,7 +28,7 @@ const TABLES: [&str; 14] = [
 /// One consumer with an operation that is done, dead letters and a pending event, which a worker of another login relays.
 const VICTIM: &str = "
     INSERT INTO consumers (tenant, name, bound_to, handler, key_rules, hash_rules) VALUES ('', 'payments', 'kafka:p', '', '', '');
-    INSERT INTO payload_hashes (rule) VALUES ('raw/1'), ('json-only/2:[]');
+    INSERT INTO payload_hashes (rule) VALUES ('raw/1'), ('json-only/1:[]');
     INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
         VALUES (key_id('order-1'), 'infinity', 1, 1, 1, 'order-1', sha256('paid'));
     INSERT INTO processed_results (key_id, consumer, kind, status, body) VALUES (key_id('order-1'), 1, 0, 201, 'paid');

@@ -86,8 +86,7 @@ pub struct StoreCapabilities {
     pub waits_per_key: bool,
     /// Whether handlers may publish events: [`UnitOfWork::append`] writes them, and [`Store::outbox`] has them.
     pub outbox: bool,
-    /// Whether handlers may set results, which [`UnitOfWork::append`] writes too, and [`UnitOfWork::read_results`] reads. Such a
-    /// store also has [`UnitOfWork::savepoint`].
+    /// Whether handlers may set results, which [`UnitOfWork::append`] writes too, and [`UnitOfWork::read_results`] reads.
     pub results: bool,
 }
 

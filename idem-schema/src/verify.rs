@@ -77,7 +77,7 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 21] = [
+const FUNCTIONS: [&str; 22] = [
     "count_events(integer, text)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
@@ -90,6 +90,7 @@ const FUNCTIONS: [&str; 21] = [
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",
     "refuse_other_answer()",
+    "refuse_other_first_name()",
     "refuse_unsealed_commit()",
     "relays(integer)",
     "release_destination(integer, text)",
@@ -132,7 +133,7 @@ impl SequenceBehind {
                  restore of the rows alone",
                 schema.quoted()
             ),
-            cure: format!("{}, or SELECT setval('{sequence}', {highest})", migrate(schema)),
+            cure: format!("{}, or SELECT pg_catalog.setval('{sequence}', {highest})", migrate(schema)),
         }
     }
 

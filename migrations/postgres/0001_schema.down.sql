@@ -64,4 +64,5 @@ DROP TABLE {schema}.consumers;
 DROP TABLE {schema}.units;
 DROP TABLE {schema}.processed_messages;
 DROP FUNCTION {schema}.refuse_other_answer;
+DROP FUNCTION {schema}.refuse_other_first_name;
 DROP FUNCTION {schema}.refuse_unsealed_commit;

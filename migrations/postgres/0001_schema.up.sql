@@ -150,8 +150,32 @@ CREATE TABLE {schema}.consumers (
     -- The name from which the ids of events and of calls are derived, where the consumer was renamed since.
     derives_as       text        COLLATE "C",
     -- The name comes first, because a name is bound to one source whatever the tenant.
-    CONSTRAINT consumers_name_tenant UNIQUE (name, tenant)
+    CONSTRAINT consumers_name_tenant UNIQUE (name, tenant),
+    -- A worker may write these. Beyond the bounds the arithmetic of others would fail (S57).
+    CONSTRAINT consumers_id CHECK (id > 0),
+    CONSTRAINT consumers_spans CHECK (retention <= interval '1000 years' AND redelivery_horizon <= interval '1000 years')
 );
+
+-- A first name decides the ids of events and of calls to providers. A login that is no member of the owner may copy that of the same
+-- consumer, for another tenant, and give no other one (S57).
+CREATE FUNCTION {schema}.refuse_other_first_name() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    IF NEW.derives_as IS NULL OR pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = TG_RELID), 'MEMBER')
+        OR EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.name = NEW.name AND c.derives_as = NEW.derives_as) THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = '42501',
+        MESSAGE = 'the first name of a consumer cannot be chosen',
+        HINT = 'An operator renames a consumer with idem consumers rename.';
+END
+$idem$;
+
+CREATE TRIGGER refuse_other_first_name BEFORE INSERT ON {schema}.consumers
+    FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_other_first_name();
 
 -- How payloads were hashed: name, version and parameters as one canonical text, so that a record names it by a number.
 CREATE TABLE {schema}.payload_hashes (
@@ -267,7 +291,9 @@ CREATE TABLE {schema}.controls (
     reason   text        COLLATE "C" NOT NULL DEFAULT '',
     at       timestamptz NOT NULL DEFAULT now(),
     epoch    bigint      NOT NULL DEFAULT 0,
-    CONSTRAINT controls_state CHECK (state IN ('running', 'paused', 'halted'))
+    CONSTRAINT controls_state CHECK (state IN ('running', 'paused', 'halted')),
+    -- Claims sum the epochs of several consumers. A worker may write one, and must not make the sum overflow (S57).
+    CONSTRAINT controls_epoch CHECK (epoch BETWEEN 0 AND 1099511627775)
 );
 
 -- Records that an operator forgot: they wait here, out of the way of every claim, until cleanup takes them or the operator
@@ -379,7 +405,9 @@ CREATE TABLE {schema}.outbox_destinations (
     -- of this server and sequence; others say nothing about it.
     pending_from  bigint      NOT NULL DEFAULT 0,
     numbers_of    text        COLLATE "C",
-    CONSTRAINT outbox_destinations_name UNIQUE (name)
+    CONSTRAINT outbox_destinations_name UNIQUE (name),
+    -- A lease without an end would never run out (S57).
+    CONSTRAINT outbox_destinations_lease CHECK ((relayed_by IS NULL) = (relayed_until IS NULL))
 ) WITH (fillfactor = 50);
 
 -- In the order of publication, but not of the commits: a lower number may be committed later. It stands apart from the table,
@@ -410,7 +438,10 @@ CREATE TABLE {schema}.outbox (
     payload       bytea       NOT NULL,
     -- An event is one by all three: one key may go to two destinations, and two consumers may send the same. The column that differs
     -- most comes first, so that a place in the index is found by one comparison a step.
-    CONSTRAINT outbox_pkey PRIMARY KEY (key_id, destination, consumer)
+    CONSTRAINT outbox_pkey PRIMARY KEY (key_id, destination, consumer),
+    -- A worker gives the number. Far beyond those that are drawn it would end the sequence once that is set behind its rows (S57).
+    CONSTRAINT outbox_number CHECK (number BETWEEN 1 AND 4611686018427387903),
+    CONSTRAINT outbox_state CHECK (state BETWEEN 0 AND 3)
 ) WITH (
     -- As many rows are deleted as are inserted.
     autovacuum_vacuum_scale_factor = 0.02,
@@ -481,7 +512,7 @@ BEGIN
         FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 1 AND o.not_before <= clock_timestamp()
         ORDER BY o.not_before LIMIT looked_at)
     ), oldest AS MATERIALIZED (
-        SELECT * FROM ready ORDER BY number LIMIT looked_at
+        SELECT * FROM ready ORDER BY number, place LIMIT looked_at
     ), judged AS MATERIALIZED (
         SELECT l.*, l.ordering_key IS NOT NULL AND (
             (SELECT b.number FROM {schema}.outbox AS b
@@ -496,7 +527,7 @@ BEGIN
     ), measured AS (
         SELECT j.*, count(*) FILTER (WHERE NOT j.is_behind) OVER up_to_it AS events,
             sum(CASE WHEN j.is_behind THEN 0 ELSE j.bytes END) OVER up_to_it AS bytes_so_far
-        FROM judged AS j WINDOW up_to_it AS (ORDER BY j.number)
+        FROM judged AS j WINDOW up_to_it AS (ORDER BY j.number, j.place)
     )
     SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), coalesce(c.derives_as, c.name, ''), o.event_key,
         o.ordering_key, o.event_type, o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
@@ -506,7 +537,7 @@ BEGIN
     FROM measured AS m JOIN {schema}.outbox AS o ON o.ctid = m.place
     LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
     WHERE m.is_behind OR m.events <= events_max AND (m.bytes_so_far <= bytes_max OR m.events = 1)
-    ORDER BY m.number;
+    ORDER BY m.number, m.place;
 END
 $idem$;
 
@@ -701,6 +732,7 @@ CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], k
 DECLARE
     ordering_keys bytea[];
     more bytea[];
+    found_numbers bigint[];
     settled bigint := 0;
     one record;
     place tid;
@@ -734,6 +766,8 @@ BEGIN
         WHERE o.ctid = place;
         settled := settled + FOUND::int;
     END LOOP;
+    -- Two events have one number where a worker's login forges one (S57). Both looks take the one with the first place, as
+    -- next_events does, and an event that waits is not removed in the place of a pending one.
     WITH gone AS (
         DELETE FROM {schema}.outbox AS o
         WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published, keys) AS p (number, event_key) CROSS JOIN LATERAL (
@@ -741,9 +775,9 @@ BEGIN
             WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
                 AND f.event_key = p.event_key AND f.state = 0
             ORDER BY f.number LIMIT 1) AS found))
-        RETURNING o.ordering_key
+        RETURNING o.ordering_key, o.number
     )
-    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO ordering_keys;
+    SELECT coalesce(array_agg(g.ordering_key), '{}'), coalesce(array_agg(g.number), '{}') FROM gone AS g INTO ordering_keys, found_numbers;
     IF cardinality(ordering_keys) < cardinality(published) THEN
         WITH gone AS (
             DELETE FROM {schema}.outbox AS o
@@ -751,7 +785,8 @@ BEGIN
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
                 WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number
                     AND f.event_key = p.event_key AND f.state <> 0
-                ORDER BY f.number LIMIT 1) AS found))
+                ORDER BY f.number LIMIT 1) AS found
+                WHERE p.number <> ALL (found_numbers)))
             RETURNING o.ordering_key
         )
         SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
@@ -1066,7 +1101,7 @@ $idem$;
 -- PUBLIC may execute functions by default.
 REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.remove_expired(text, bigint, bigint),
     {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
-    {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,
+    {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.refuse_other_first_name(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,
     bigint[]), {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json),
     {schema}.retry_events(bigint[], text[], boolean), {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[],
     text[]), {schema}.read_results(int[], uuid[]), {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz),

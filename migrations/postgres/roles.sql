@@ -55,6 +55,7 @@ ALTER FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigin
 ALTER FUNCTION {schema}.release_destination(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.relays(int) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.refuse_other_answer() OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.refuse_other_first_name() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.next_events(int, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.count_events(int, text) OWNER TO idem_migrator;
@@ -78,7 +79,7 @@ GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schem
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
 GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
 GRANT SELECT, INSERT, UPDATE (attempts, last_at) ON {schema}.message_attempts TO idem_worker;
-GRANT SELECT, INSERT, UPDATE (state, by, reason, at, epoch) ON {schema}.controls TO idem_worker;
+GRANT SELECT, INSERT (consumer, state, by, reason, epoch), UPDATE (state, by, reason, at, epoch) ON {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
 GRANT SELECT, INSERT (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts, error, payload,
     payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint)
@@ -87,7 +88,8 @@ GRANT UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at
     replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 -- An event stays as it was inserted. How it went on, that it is removed when its destination has it, and who relays, functions of the
 -- owner's do. Only members of the owner let events go again or remove them unsent.
-GRANT SELECT, INSERT ON {schema}.outbox TO idem_worker;
+GRANT SELECT, INSERT (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers, payload, event_hash)
+    ON {schema}.outbox TO idem_worker;
 GRANT SELECT, INSERT (id, name, id_form) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
 -- An answer that outlived its record is replaced, and a trigger refuses to change any other.

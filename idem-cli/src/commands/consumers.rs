@@ -95,16 +95,8 @@ WITH bound AS (
 SELECT pg_catalog.count(*) FROM freed";
 
 /// The tables whose rows refer to a tenant by its number.
-pub(crate) const REFERRING: [&str; 8] = [
-    "processed_messages",
-    "processed_results",
-    "message_attempts",
-    "attempts",
-    "dead_letters",
-    "forgotten",
-    "outbox",
-    "audit",
-];
+pub(crate) const REFERRING: [&str; 7] =
+    ["processed_messages", "processed_results", "message_attempts", "dead_letters", "forgotten", "outbox", "audit"];
 
 /// The row with the lowest number stays, because it holds the binding; so does a pause.
 const PRUNE: &str = "\

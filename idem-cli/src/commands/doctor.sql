@@ -139,7 +139,7 @@ UNION ALL
 -- The other sequences keep a worker from starting, which is told before.
 SELECT 'warning', pg_catalog.format('the sequence %s gives %s next, and the table %s has rows up to %s: events may overtake older ones, or an '
         'import fails', b.sequence_name, b.next_value, b.table_name, b.highest),
-    pg_catalog.format('Run idem migrate up, or SELECT setval(%L, %s)', b.sequence_name, b.highest)
+    pg_catalog.format('Run idem migrate up, or SELECT pg_catalog.setval(%L, %s)', b.sequence_name, b.highest)
 FROM {schema}.sequences_behind() AS b
 UNION ALL
 SELECT 'warning', pg_catalog.format('the index %s on %s is not valid: a CREATE INDEX or REINDEX CONCURRENTLY was cancelled, or still runs. Of '

@@ -277,7 +277,7 @@ fn of_tenant(tenant: &Tenant, key: &IdempotencyKey) -> Result<IdempotencyKey, Pu
     if tenant.is_empty() {
         return Ok(key.clone());
     }
-    let joined = format!("{}:{tenant} {key}", tenant.len());
+    let joined = format!("{}:{tenant} {}", tenant.len(), key.as_str());
     let hashed = || {
         let hex: String = Sha256::digest(&joined).iter().map(|byte| format!("{byte:02x}")).collect();
         IdempotencyKey::new(&format!("sha256:{hex}"))

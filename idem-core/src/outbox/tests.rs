@@ -101,6 +101,8 @@ fn o108_two_tenants_with_one_key_are_two_events() {
         ("4:acme order-1".into(), "8:umbrella order-1".into())
     );
     assert_ne!(id("a", "b c"), id("a b", "c"));
+    // The key itself, and not as it is shown.
+    assert_eq!(id("acme", "a\u{200b}"), "4:acme a\u{200b}");
     let (long, other) = (id("acme", &"x".repeat(255)), id("umbrella", &"x".repeat(255)));
     assert!(long.starts_with("sha256:") && long.len() == 71 && long != other, "{long} {other}");
 }

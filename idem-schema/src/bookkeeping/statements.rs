@@ -107,7 +107,7 @@ RETURNING id, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS
     count_attempt: "\
 INSERT INTO {schema}.message_attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
 VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
-ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = pg_catalog.now(), attempts = a.attempts + 1
+ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = pg_catalog.now(), attempts = least(a.attempts, 2147483646) + 1
 RETURNING attempts";
 
     /// Takes back the count of an attempt that failed through no fault of the message (Busy, shutdown, infrastructure).
@@ -164,7 +164,7 @@ RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, cop
     /// `text`, 7 fingerprint `text`. Result: as `insert_dead_letter`.
     update_dead_letter: "\
 UPDATE {schema}.dead_letters AS d SET
-    copies = d.copies + ($3::text NOT IN (d.origin, d.last_origin))::int4::int8,
+    copies = least(d.copies, 9223372036854775806::int8) + ($3::text NOT IN (d.origin, d.last_origin))::int4::int8,
     last_origin = CASE WHEN $3::text = d.origin THEN d.last_origin ELSE $3::text END,
     reason = $4::text, attempts = $5::int4, error = $6::text, fingerprint = $7::text, last_at = pg_catalog.now(),
     (replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) = (

@@ -284,7 +284,6 @@ async fn s13_cleanup_deletes_only_what_has_expired() {
         "processed_messages",
         "units",
         "message_attempts",
-        "attempts",
         "dead_letters",
         "worker_runs",
         "audit",

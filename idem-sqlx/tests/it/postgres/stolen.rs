@@ -8,13 +8,12 @@ use super::{
 };
 
 /// The tables of idem's, and a statement that a login with all rights to a worker's tables could run on each.
-const TABLES: [&str; 14] = [
+const TABLES: [&str; 13] = [
     "processed_messages",
     "units",
     "consumers",
     "payload_hashes",
     "worker_runs",
-    "attempts",
     "message_attempts",
     "dead_letters",
     "audit",
@@ -77,12 +76,31 @@ const REFUSED: &[&str] = &[
         OVERRIDING SYSTEM VALUE VALUES (4, 1, '', '', 'permanent', 1, '', 0, false)",
     "INSERT INTO worker_runs (id, host, process, version) OVERRIDING SYSTEM VALUE VALUES (1, '', 1, '')",
     "INSERT INTO audit (id, who, action) OVERRIDING SYSTEM VALUE VALUES (1, '', '')",
+    // An event that no look finds, or that no look can read; and another name to derive ids from.
+    "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload, state)
+        VALUES (key_id('x'), 7, 1, 1, 'x', '', '', 3)",
+    "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload, created_at)
+        VALUES (key_id('x'), 7, 1, 1, 'x', '', '', 'infinity')",
+    "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, derives_as)
+        OVERRIDING SYSTEM VALUE VALUES (7, 'thief', 'payments', 'kafka:p', '', '', '', 'other')",
     // What no worker needs.
-    "SELECT * FROM attempts",
     "SELECT * FROM forgotten",
     "SELECT remove_expired('dead_letters', 100, 0)",
     "ALTER TABLE processed_results DISABLE TRIGGER refuse_other_answer",
     "CREATE TABLE own ()",
+];
+
+/// What the login has the right to write, and no value of it is taken.
+const OUT_OF_BOUNDS: &[&str] = &[
+    "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload)
+        VALUES (key_id('x'), 9223372036854775807, 1, 1, 'x', '', '')",
+    "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload) VALUES (key_id('x'), 0, 1, 1, 'x', '', '')",
+    "INSERT INTO controls (consumer, epoch) VALUES (7, 9223372036854775807)",
+    "UPDATE consumers SET retention = '170000 years'",
+    "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules)
+        OVERRIDING SYSTEM VALUE VALUES (-7, 'thief', 'payments', 'kafka:p', '', '', '')",
+    "INSERT INTO outbox_destinations (name, id_form) VALUES ('free', 'uuid8');
+        SELECT lease_destination((SELECT id FROM outbox_destinations WHERE name = 'free'), 'thief', NULL, NULL, NULL, 1, false)",
 ];
 
 /// A second login of the workers' group, which relays nothing.
@@ -145,6 +163,13 @@ async fn s57_a_stolen_workers_credential_changes_nothing_of_others() {
             }
         }
     }
+    // Values with which the arithmetic of others would fail, or a lease would never end.
+    for attack in OUT_OF_BOUNDS {
+        let code = code(&mut thief, attack).await;
+        if code != "23514" {
+            went_well.push(format!("{code}: {attack}"));
+        }
+    }
     assert!(went_well.is_empty(), "{}", went_well.join("\n"));
     assert_eq!(fixture.text(STATE).await, before);
     drop((relay, thief));
@@ -199,6 +224,33 @@ async fn o109_a_login_that_does_not_relay_settles_nothing() {
     assert_eq!(fixture.texts(relays).await, [line]);
     assert_eq!(answer(&mut relay, settle).await.as_deref(), Some("0"));
     assert_eq!(answer(&mut thief, settle).await.as_deref(), Some("1"));
+    drop((relay, thief));
+    fixture.run(format!("DROP OWNED BY {0}_thief; DROP ROLE {0}_thief", fixture.schema)).await;
+    give_up(fixture, &["idem_worker"]).await;
+}
+
+/// S57: an event that a thief forges under the number and key of another one has no event removed that was not sent, and stops no look.
+#[tokio::test]
+async fn s57_a_forged_number_removes_no_event_and_stops_no_relay() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    fixture.run(VICTIM).await;
+    let mut relay = login(&fixture, "idem_worker").await.connect().await.unwrap();
+    assert_eq!(answer(&mut relay, LEASE).await.as_deref(), Some("t"));
+    let mut thief = thief(&fixture).await.connect().await.unwrap();
+    // The genuine event waits. Its twins are pending, and a relay sends both of them.
+    fixture.run("UPDATE outbox SET state = 1, not_before = now() + interval '1 h'").await;
+    let twins = "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload)
+        SELECT gen_random_uuid(), 1, 1, 7, 'event-1', '', 'forged' FROM generate_series(1, 2)";
+    assert_eq!(code(&mut thief, twins).await, "-");
+    let settle = "SELECT settle_events(1, '{1,1}', '{event-1,event-1}', '[]')";
+    assert_eq!(answer(&mut relay, settle).await.as_deref(), Some("1"));
+    let genuine = "SELECT count(*) FROM outbox WHERE convert_from(payload, 'UTF8') = 'pay'";
+    assert_eq!(fixture.text(genuine).await, "1");
+    // Where more events have one number than one look takes, the look takes as many as were asked for.
+    assert_eq!(code(&mut thief, &twins.replace("(1, 2)", "(1, 1200)")).await, "-");
+    let looked = "SELECT count(*)::text FROM next_events(1, 10, 1000000)";
+    assert_eq!(answer(&mut relay, looked).await.as_deref(), Some("10"));
     drop((relay, thief));
     fixture.run(format!("DROP OWNED BY {0}_thief; DROP ROLE {0}_thief", fixture.schema)).await;
     give_up(fixture, &["idem_worker"]).await;

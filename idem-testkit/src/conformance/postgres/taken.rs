@@ -180,11 +180,11 @@ pub async fn a56_a_sequence_behind_its_rows_is_named_with_its_cure<T: PostgresUn
         assert!(matches!(error, StoreError::Schema { .. }) && error.class() == ErrorClass::Fatal, "{table}: {error:?}");
         let text = error.to_string();
         let cure = format!(".{table}_id_seq', 20)");
-        assert!(text.contains("rows up to 2") && text.contains("SELECT setval('"), "{text}");
+        assert!(text.contains("rows up to 2") && text.contains("SELECT pg_catalog.setval('"), "{text}");
         assert!(text.contains(&cure) || text.contains(&cure.replace("20", "21")), "{text}");
     }
     let StoreError::Schema { cure, .. } = bookkeeping.verify().await.unwrap_err() else { panic!("it is the schema") };
-    for set in cure.split("SELECT setval(").skip(1) {
+    for set in cure.split("SELECT pg_catalog.setval(").skip(1) {
         subject.run(&format!("SELECT setval({})", set.split(')').next().unwrap())).await;
     }
     bookkeeping.verify().await.unwrap();

@@ -49,7 +49,7 @@ async fn every_command_of_the_guide_does_what_it_says() {
     for file in ["cleanup.sql", "migrations.sql", "roles.sql"] {
         assert!(std::fs::read_to_string(folder.join(file)).unwrap().len() > 1_000, "{file}");
     }
-    assert_eq!(fixture.texts("SELECT name FROM consumers ORDER BY name").await, ["payments", "purchases"]);
+    assert_eq!(fixture.texts("SELECT name FROM consumers").await, ["purchases"]);
     std::fs::remove_dir_all(folder).unwrap();
     fixture.drop().await;
 }

@@ -350,9 +350,9 @@ mod tests {
             prints.iter().map(hex).collect::<Vec<_>>(),
             [
                 "8ca3fd3879b5a0039f58bf2713d47b2baa6529763f633a4944b4d12fc33308be",
-                "7111f78733b74a8bdae393ceda1f3828aa6529763f633a49442c84b0203308be",
+                "f0dbeaf4b7aa1ceaffbc7b465f9d0118aa6529763f633a49442c84b0203308be",
                 "e701564e0a588ffdf8dc877e7e82665537a12e8b85618671ba08e0c315ef2131",
-                "d02c9677060d224b7e7dacf42586001f37a12e8b85618671ba48400372ef2131"
+                "3b2c74bdc07d7a001145e964e3c5916b37a12e8b85618671ba48400372ef2131"
             ]
         );
     }

@@ -55,7 +55,7 @@ impl StepError {
     }
 }
 
-/// A value that JSON cannot represent, such as one for [`Event::json`]. Another try fails too.
+/// A value that JSON cannot represent, such as one for [`Event::json`](idem_core::Event::json). Another try fails too.
 impl From<serde_json::Error> for StepError {
     fn from(error: serde_json::Error) -> Self {
         // Its own text may quote a value.

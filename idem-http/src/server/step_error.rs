@@ -3,7 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use idem_core::{
-    HandlerError, PublishError, chain,
+    ErrorClass, HandlerError, PublishError, chain,
     store::{Store, describe},
 };
 
@@ -21,7 +21,13 @@ pub struct StepError {
     text: String,
     /// Whether a statement has failed, so that the transaction may have failed too.
     pub(super) is_of_database: bool,
+    /// Whether a rule of the application's own has refused the statement.
+    is_own_rule: bool,
 }
+
+/// What a trigger or a function of the application raises: PL/pgSQL's RAISE and its kin, and SQLite's RAISE. A worker tries such an error
+/// again, but a handler that responds with 4xx to it has decided.
+const OWN_RULES: [&str; 5] = ["P0001", "P0002", "P0003", "P0004", "1811"];
 
 /// Marks the response of a [`StepError`], for the layer around the handler.
 #[derive(Debug, Clone)]
@@ -34,14 +40,16 @@ impl StepError {
         let code = chain(error.inner()).find_map(S::code);
         let comes_again = error::comes_again(error.class_by(S::classify), error.class().is_some(), code.as_deref());
         let problem = if comes_again && !is_refused { Problem::FailedForNow } else { Problem::Failed };
-        let is_of_database = S::classify(error.inner()).is_some();
-        Self { text: describe::<S>(error.inner()), problem, error, is_of_database }
+        // A query without a row is an error of the driver's, and no statement has failed.
+        let is_of_database = code.is_some() || S::classify(error.inner()) == Some(ErrorClass::Infrastructure);
+        let is_own_rule = code.as_deref().is_some_and(|code| OWN_RULES.contains(&code));
+        Self { text: describe::<S>(error.inner()), problem, error, is_of_database, is_own_rule }
     }
 
     /// The same error, for the transaction that it may have spoilt.
     pub(super) fn noted(&self) -> HandlerError {
         let text = self.text.clone();
-        if matches!(self.problem, Problem::FailedForNow) {
+        if matches!(self.problem, Problem::FailedForNow) && !self.is_own_rule {
             HandlerError::transient(text)
         } else {
             HandlerError::permanent(text)
@@ -64,6 +72,7 @@ impl From<serde_json::Error> for StepError {
             problem: Problem::Failed,
             error: error.into(),
             is_of_database: false,
+            is_own_rule: false,
         }
     }
 }

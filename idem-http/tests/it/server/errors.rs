@@ -30,7 +30,7 @@ fn statement(cell: &str) -> Option<&'static str> {
         ("a unique violation", Some("INSERT INTO parent VALUES (1)")),
         ("a broken reference", Some("INSERT INTO child VALUES (7)")),
         ("a deadlock", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$")),
-        ("a serialization failure", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")),
+        ("a RAISE of a trigger", Some("DO $$ BEGIN RAISE EXCEPTION 'over the limit'; END $$")),
         ("a lock timeout", Some("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '55P03'; END $$")),
         ("a lost connection", Some("SELECT pg_terminate_backend(pg_backend_pid())")),
     ];
@@ -138,4 +138,26 @@ async fn w168_w169_the_table_of_errors_is_played_on_tokio_postgres() {
 #[tokio::test]
 async fn w168_w169_the_table_of_errors_is_played_on_sqlite() {
     each_row_is_played::<Sqlite>(3).await;
+}
+
+/// W170: a query without a row fails no statement, so a refusal after it is kept.
+#[tokio::test]
+async fn w170_a_refusal_after_a_query_without_a_row_is_kept() {
+    refused_without_a_row::<Postgres>().await;
+}
+
+async fn refused_without_a_row<G: Sql>() {
+    let ground = G::new().await;
+    let payments = builder(&ground).build().unwrap();
+    let handler = async |idem: Idem<G::Store>| -> Result<StatusCode, StepError> {
+        let found = idem.with(|_| Box::pin(async { Err::<(), _>(BoxError::from(sqlx::Error::RowNotFound)) })).await;
+        assert!(found.is_err());
+        idem.refuse();
+        Ok(StatusCode::NOT_FOUND)
+    };
+    let app = Router::new().route("/t", post(handler).route_layer(payments.layer()));
+    for replayed in [false, true] {
+        let seen = Seen::of(app.clone().oneshot(request("k", "one").map(Body::new)).await.unwrap()).await;
+        assert_eq!((seen.status, seen.is_replayed()), (404, Some(replayed)), "{seen:?}");
+    }
 }

@@ -336,7 +336,7 @@ impl Spoilt {
         let noted = own.and_then(|own| own.noted.take());
         let may_be_final = answers.final_errors && answers.refused.is_none();
         let result = handed_in.first().and_then(|(_, own)| own.result.clone()).filter(|_| may_be_final);
-        let declined = result.filter(|result| result.status.is_some_and(|status| (400..500).contains(&status)));
+        let declined = result.filter(|result| result.status.is_some_and(is_client_error));
         Some(Self { declined, noted })
     }
 
@@ -391,8 +391,26 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
             let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
             Err(HandlingError::one(index, failure, TransactionState::Clean))
         }
+        Ok(handed_in) if answers.is_some_and(|answers| answers.final_errors) => declined(inner, handed_in),
         handled => handled,
     }
+}
+
+/// A result with a status from 400 to 499 after an error that the work has noted is a refusal on every store, also where the
+/// transaction could still be committed. It is not final where that error may pass.
+fn declined<S: Store>(inner: &Inner<S>, mut handed_in: AllHandedIn) -> Result<AllHandedIn, HandlingError> {
+    let Some((index, own)) = handed_in.first_mut() else { return Ok(handed_in) };
+    let is_declined = own.result.as_ref().and_then(|result| result.status).is_some_and(is_client_error);
+    let Some(noted) = own.noted.take_if(|_| is_declined) else { return Ok(handed_in) };
+    let failure = inner.failure(noted);
+    match own.result.take() {
+        Some(outcome) if !failure.comes_again() => Err(HandlingError::Final(outcome)),
+        _ => Err(HandlingError::one(*index, failure, TransactionState::Unknown)),
+    }
+}
+
+fn is_client_error(status: u16) -> bool {
+    (400..500).contains(&status)
 }
 
 /// The events and results that are written before the commit: all.

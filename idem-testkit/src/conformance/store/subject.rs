@@ -142,7 +142,8 @@ pub trait StoreUnderTest: Sized + Send + Sync + 'static {
     /// The key of every committed record, in any order, one entry a row.
     fn recorded(&self) -> impl Future<Output = Vec<String>> + Send;
 
-    /// Action and key of every line of the audit trail, oldest first.
+    /// Action and key of every line of the audit trail that the store was asked to write, oldest first: without those that a
+    /// database adds about its logins.
     fn audited(&self) -> impl Future<Output = Vec<(String, Option<String>)>> + Send;
 
     /// Whether [`Self::act`] can do this.

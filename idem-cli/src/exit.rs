@@ -80,9 +80,6 @@ impl From<StoreError> for Failure {
                 Err(source) => Self::new(Exit::Unreachable, format!("{doing} failed: {}", describe(&*source))),
             };
         }
-        if let Some(failure) = chain(&error).filter_map(|link| link.downcast_ref()).find_map(of_an_older_schema) {
-            return failure;
-        }
         let exit = match error.class() {
             ErrorClass::Infrastructure | ErrorClass::RunUnitAgain => Exit::Unreachable,
             ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal => Exit::Refused,
@@ -116,7 +113,7 @@ fn migration_error(error: &MigrateError) -> String {
 
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
-        if let Some(failure) = of_a_file(&error).or_else(|| of_an_older_schema(&error)) {
+        if let Some(failure) = of_a_file(&error) {
             return failure;
         }
         let text = match error.as_database_error().and_then(|error| error.code()).as_deref() {
@@ -134,19 +131,6 @@ impl From<sqlx::Error> for Failure {
         };
         Self::new(exit, text)
     }
-}
-
-/// What a command finds missing in tables that a release before it has made: a column, a function, or a kind of rows.
-fn of_an_older_schema(error: &sqlx::Error) -> Option<Failure> {
-    let error = error.as_database_error()?;
-    let is_older = match (error.code()?.as_ref(), error.try_downcast_ref::<SqliteError>()) {
-        (code, Some(_)) => code == "1",
-        ("42703" | "42883", None) => true,
-        // As `remove_expired` raises it.
-        ("22023", None) => error.message().starts_with("nothing in a table"),
-        _ => false,
-    };
-    is_older.then(|| Failure::refused("idem's tables are older than this command: run `idem migrate up`"))
 }
 
 /// Whether another connection writes to the file.

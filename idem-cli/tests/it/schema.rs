@@ -33,28 +33,6 @@ async fn migrate_down_asks_and_keeps_records() {
     fixture.drop().await;
 }
 
-/// A command that is newer than the tables names the cure.
-#[tokio::test]
-async fn on_older_tables_a_command_names_the_migration() {
-    let fixture = Fixture::new().await;
-    fixture.deliver(&["order-1"]).await;
-    // As a later release's migration would add them.
-    fixture.run("ALTER TABLE processed_results DROP COLUMN answer_until").await;
-    fixture.idem("show order-1 --result").refused("older than this command: run `idem migrate up`");
-    fixture.run("ALTER TABLE consumers DROP COLUMN derives_as").await;
-    fixture.idem("consumers rename orders purchases --yes").refused("older than this command: run `idem migrate up`");
-    fixture.drop().await;
-
-    let file = crate::sqlite::File::new();
-    file.idem("migrate up").ok();
-    file.deliver(&["order-1"]).await;
-    file.run("DROP INDEX idem_idx_processed_results_answer_until; ALTER TABLE idem_processed_results DROP COLUMN answer_until").await;
-    file.idem("show order-1 --result").refused("run `idem migrate up`");
-    file.idem("cleanup").refused("run `idem migrate up`");
-    file.run("ALTER TABLE idem_consumers DROP COLUMN derives_as").await;
-    file.idem("consumers rename orders purchases --yes").refused("run `idem migrate up`");
-}
-
 #[tokio::test]
 async fn migrate_print_is_what_migrate_up_does() {
     let fixture = Fixture::empty().await;

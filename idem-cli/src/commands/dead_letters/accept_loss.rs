@@ -9,10 +9,9 @@ use crate::{
 };
 
 /// A dead letter that is held, because acknowledging its message would lose it: the row has no payload, no broker has
-/// confirmed a copy, and no operator has accepted that. An older release did not hold messages; its rows have no identity.
-/// SQLite reads it alike.
+/// confirmed a copy, and no operator has accepted that. SQLite reads it alike.
 pub(crate) const HELD: &str = "\
-d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL AND d.identity IS NOT NULL";
+d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL";
 
 /// Parameters: 1 ids.
 const BY_ID: &str = "\

@@ -1,23 +1,16 @@
 //! The task that owns the connection. Each channel is an epoch; when it breaks, for whatever reason, the connection is
 //! made anew, and the next epoch begins.
 
-use std::{
-    io,
-    pin::pin,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError, source::REFUSAL_GRACE};
 use lapin::{
-    Channel, Connection, ConnectionProperties, Consumer, ErrorKind,
+    Channel, Connection, Consumer, ErrorKind,
     message::Delivery,
-    options::{BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, QueueDeclareOptions},
+    options::{BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions},
     protocol::{AMQPErrorKind, AMQPHardError},
-    tcp::{OwnedIdentity, OwnedTLSConfig},
     types::{AMQPValue, FieldTable, ShortString},
-    uri::AMQPUri,
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -25,15 +18,13 @@ use tokio::{
 };
 
 use crate::{
-    error::{classify, cure, is_refused},
+    connect::{OPENED, connect, ready},
+    error::{classify, cure},
     message::says_stream,
     options::Settings,
     state::{Shared, Wish, give_back},
     wire::Wire,
 };
-
-/// How long connecting and subscribing may take together.
-const OPENED: Duration = Duration::from_secs(10);
 
 /// How long one answer of the broker may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
@@ -75,49 +66,6 @@ enum End {
 
 /// The question whether the queue is at its end, with the place for its answer.
 pub(crate) type Question = oneshot::Sender<bool>;
-
-/// Connects to the first host that answers. One that refuses speaks for all, as they are one cluster.
-pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Wire> {
-    let (first, count) = (settings.turn.load(Ordering::Relaxed), settings.uris.len());
-    let each = OPENED / u32::try_from(count + 1).unwrap_or(u32::MAX);
-    let mut turn = 0;
-    loop {
-        let at = (first + turn) % count;
-        let uri = &settings.uris[at];
-        turn += 1;
-        let connected = match timeout(each, connect_to(settings, uri)).await {
-            Ok(connected) => connected,
-            Err(late) => Err(io::Error::from(late).into()),
-        };
-        match connected {
-            Err(error) if turn < count && !is_refused(settings, &error) => {
-                let (host, error) = (&uri.authority.host, &error as &dyn std::error::Error);
-                tracing::debug!(host, error, "this host cannot be reached; the next is tried");
-            }
-            connected => {
-                settings.turn.store(at, Ordering::Relaxed);
-                return connected;
-            }
-        }
-    }
-}
-
-async fn connect_to(settings: &Settings, uri: &AMQPUri) -> lapin::Result<Wire> {
-    let properties = ConnectionProperties::default().with_connection_name(settings.connection_name.as_str().into());
-    let identity = settings.client_certificate.as_ref().map(|identity| OwnedIdentity::PKCS8 {
-        pem: identity.certificate.clone().into_bytes(),
-        key: identity.key.clone().into_bytes(),
-    });
-    let tls = OwnedTLSConfig { identity, cert_chain: settings.authorities.clone() };
-    Wire::connect(uri.clone(), properties, tls).await
-}
-
-/// How many messages wait in the queue. The queue is never created.
-pub(crate) async fn ready(channel: &Channel, queue: &ShortString) -> lapin::Result<u32> {
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let queue = channel.queue_declare(queue.clone(), passive, FieldTable::default()).await?;
-    Ok(queue.message_count())
-}
 
 const ASKING: &str = "asking whether the queue is a stream";
 

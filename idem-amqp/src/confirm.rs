@@ -19,14 +19,11 @@ use tokio::{
 };
 
 use crate::{
-    channel::{connect, ready},
+    connect::{connect, ready},
     error::{classify, is_too_large},
     options::Settings,
     wire::Wire,
 };
-
-/// `delivery_mode` of a message that outlives a restart of the broker.
-pub(crate) const PERSISTENT: u8 = 2;
 
 /// A queue that is published to through the default exchange, on a connection of its own: the broker blocks connections
 /// that publish when it runs out of memory, and settlements must go on.

@@ -3,6 +3,7 @@
 mod attach;
 mod channel;
 mod confirm;
+mod connect;
 mod error;
 mod events;
 mod frames;

@@ -12,7 +12,7 @@ use lapin::{
     uri::{AMQPScheme, AMQPUri},
 };
 
-use crate::{management::Management, source::AmqpSource};
+use crate::management::Management;
 
 /// The broker's own default, which no client can read.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -30,7 +30,7 @@ pub enum DeliveryLimit {
     Of(u32),
 }
 
-/// The settings of an [`AmqpSource`].
+/// The settings of an [`AmqpSource`](crate::AmqpSource).
 #[derive(Clone)]
 pub struct AmqpOptions {
     url: String,
@@ -199,14 +199,6 @@ impl AmqpOptions {
     pub fn consumer_priority(mut self, priority: i32) -> Self {
         self.consumer_priority = Some(priority);
         self
-    }
-
-    /// Checks the settings. Nothing is connected yet.
-    ///
-    /// # Errors
-    /// [`ConfigError`] with field, value and rule.
-    pub fn build(&self) -> Result<AmqpSource, ConfigError> {
-        Ok(AmqpSource::new(self.check()?))
     }
 
     pub(crate) fn check(&self) -> Result<Settings, ConfigError> {

@@ -6,10 +6,10 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 
-use crate::{
-    confirm::PERSISTENT,
-    message::{EXCHANGE, ROUTING_KEY, is_the_brokers_own},
-};
+use crate::message::{EXCHANGE, ROUTING_KEY, is_the_brokers_own};
+
+/// `delivery_mode` of a message that outlives a restart of the broker.
+pub(crate) const PERSISTENT: u8 = 2;
 
 /// The properties that stand among a [`Message`]'s headers, by their names there.
 pub(crate) const AMONG_HEADERS: [&str; 4] = ["content-type", "content-encoding", "correlation-id", "reply-to"];

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use idem_core::{
-    Source, SourceError,
+    ConfigError, Source, SourceError,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{
@@ -16,12 +16,12 @@ use tokio::{
 use crate::{
     attach,
     channel::{self, ANSWER, Question, Session},
-    options::Settings,
+    options::{AmqpOptions, Settings},
     retry::RetryQueue,
     state::{AmqpHandle, Shared},
 };
 
-/// One queue. [`AmqpOptions`](crate::AmqpOptions) makes one.
+/// One queue. [`AmqpOptions`] makes one.
 ///
 /// The connection lives on a task of its own, from [`Source::attach`] until [`Source::close`] or until the source is
 /// dropped.
@@ -38,11 +38,16 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-impl AmqpSource {
-    pub(crate) fn new(settings: Settings) -> Self {
+impl AmqpOptions {
+    /// Checks the settings. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(&self) -> Result<AmqpSource, ConfigError> {
+        let settings = self.check()?;
         let retry = RetryQueue::of(&settings);
         let shared = Arc::new(Shared::new(retry.is_some(), settings.prefetch));
-        Self { settings: Arc::new(settings), shared, retry, running: Mutex::default() }
+        Ok(AmqpSource { settings: Arc::new(settings), shared, retry, running: Mutex::default() })
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use idem_core::ConfigError;
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel, error::KafkaError};
 
-use crate::{source::KafkaSource, tokens::TokenSource};
+use crate::tokens::TokenSource;
 
 /// Where a group without committed offsets starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum LaneBy {
     Partition,
 }
 
-/// The settings of a [`KafkaSource`].
+/// The settings of a [`KafkaSource`](crate::KafkaSource).
 #[derive(Clone)]
 pub struct KafkaOptions {
     pub(crate) brokers: String,
@@ -214,16 +214,7 @@ impl KafkaOptions {
         self
     }
 
-    /// Checks the settings. Nothing is connected yet.
-    ///
-    /// # Errors
-    /// [`ConfigError`] with field, value and rule.
-    pub fn build(&self) -> Result<KafkaSource, ConfigError> {
-        self.check()?;
-        Ok(KafkaSource::new(self.clone()))
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let filled = |field, value: &String| {
             if value.trim().is_empty() {
                 Err(ConfigError::new(field, format!("{value:?}"), "it must not be empty"))

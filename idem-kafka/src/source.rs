@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
-    Source, SourceError,
+    ConfigError, Source, SourceError,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
@@ -32,9 +32,14 @@ pub struct KafkaSource {
     attached: Mutex<Option<Attached>>,
 }
 
-impl KafkaSource {
-    pub(crate) fn new(options: KafkaOptions) -> Self {
-        Self { options: Arc::new(options), shared: Arc::default(), attached: Mutex::default() }
+impl KafkaOptions {
+    /// Checks the settings. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(&self) -> Result<KafkaSource, ConfigError> {
+        self.check()?;
+        Ok(KafkaSource { options: Arc::new(self.clone()), shared: Arc::default(), attached: Mutex::default() })
     }
 }
 

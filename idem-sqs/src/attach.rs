@@ -1,6 +1,6 @@
 //! The facts that a start learns from the queue's attributes.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use aws_sdk_sqs::types::QueueAttributeName as Name;
 use idem_core::{SourceError, source::Attached};
@@ -8,7 +8,7 @@ use idem_core::{SourceError, source::Attached};
 use crate::{
     error::{classify, is_denied},
     options::{VISIBILITY_MAX, queue_name},
-    queue::Queue,
+    queue::{Attributes, Queue},
 };
 
 /// Below that a handful of deploys may take a message away for which nothing failed (F8).
@@ -16,8 +16,6 @@ const RECEIVES_MIN: u32 = 50;
 
 /// Core gives a message back that it would hold for longer: an hour before SQS takes it.
 const HOLD_MAX: Duration = VISIBILITY_MAX.saturating_sub(Duration::from_secs(3600));
-
-pub(crate) type Attributes = HashMap<Name, String>;
 
 pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached, SourceError> {
     let doing = "asking for the queue's attributes";
@@ -77,6 +75,8 @@ fn receives_max(policy: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn attributes(policy: &str) -> Attributes {

@@ -5,12 +5,12 @@ use std::{fmt, time::Duration};
 use aws_sdk_sqs::Client;
 use idem_core::{ConfigError, Exactly};
 
-use crate::{envelope::Envelope, source::SqsSource};
+use crate::envelope::Envelope;
 
 /// The longest time that SQS keeps a message from others, counted from its receive; no extension goes beyond.
 pub(crate) const VISIBILITY_MAX: Duration = Duration::from_secs(12 * 3600);
 
-/// The settings of an [`SqsSource`].
+/// The settings of an [`SqsSource`](crate::SqsSource).
 #[derive(Clone)]
 pub struct SqsOptions {
     pub(crate) client: Client,
@@ -90,11 +90,7 @@ impl SqsOptions {
         self
     }
 
-    /// Checks the settings. Nothing is connected yet.
-    ///
-    /// # Errors
-    /// [`ConfigError`] with field, value and rule.
-    pub fn build(&self) -> Result<SqsSource, ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         check_url("queue_url", &self.queue_url)?;
         let span = |field, value: Duration, min, max, rule| {
             if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::span(field, value, rule)) }
@@ -114,7 +110,7 @@ impl SqsOptions {
         if !(1..=64).contains(&self.receivers) {
             return Err(ConfigError::new("receivers", self.receivers.to_string(), "it must be from 1 to 64"));
         }
-        Ok(SqsSource::new(self.clone()))
+        Ok(())
     }
 }
 

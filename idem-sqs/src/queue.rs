@@ -1,6 +1,7 @@
 //! The requests to SQS. The callers retry, for as long as that makes sense; the SDK does not.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -21,7 +22,6 @@ use aws_sdk_sqs::{
 use idem_core::{BoxError, SourceError};
 
 use crate::{
-    attach::Attributes,
     error::classify,
     options::{SqsOptions, is_fifo, queue_name},
 };
@@ -55,6 +55,9 @@ pub(crate) struct Queue {
     wait: i32,
     asked: Asked,
 }
+
+/// What SQS says of a queue.
+pub(crate) type Attributes = HashMap<QueueAttributeName, String>;
 
 /// Where requests go: to the endpoint of the client, whatever the URL of the queue says.
 #[derive(Debug, Clone, Default)]

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
-    Source, SourceError,
+    ConfigError, Source, SourceError,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{sync::Mutex, task::JoinSet, time::Instant};
@@ -45,17 +45,24 @@ struct Running {
     keeper: JoinSet<()>,
 }
 
-impl SqsSource {
-    pub(crate) fn new(options: SqsOptions) -> Self {
-        Self {
-            queue: Arc::new(Queue::new(&options)),
-            shared: Arc::new(Shared::new(options.visibility)),
+impl SqsOptions {
+    /// Checks the settings. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(&self) -> Result<SqsSource, ConfigError> {
+        self.check()?;
+        Ok(SqsSource {
+            queue: Arc::new(Queue::new(self)),
+            shared: Arc::new(Shared::new(self.visibility)),
             running: Mutex::default(),
             settled_at: Mutex::new(Instant::now()),
-            options,
-        }
+            options: self.clone(),
+        })
     }
+}
 
+impl SqsSource {
     /// Waits where little is to be settled so soon after the last time: more may come meanwhile. Not on a FIFO queue,
     /// where the next message of a group waits for this.
     async fn gather(&self, count: usize) {

@@ -1,7 +1,7 @@
 use lapin::types::FieldArray;
 
 use super::*;
-use crate::{confirm::PERSISTENT, message::message};
+use crate::{message::message, properties::PERSISTENT};
 
 fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())

@@ -69,7 +69,7 @@ pub(crate) async fn measure(url: &str, arguments: &[String]) -> Result<(), Box<d
 impl Fixture {
     async fn new(url: &str, rows: usize) -> Result<Self, Box<dyn Error>> {
         let schema = format!("bench_{}", uuid::Uuid::new_v4().simple());
-        let options = PostgresOptions::parse(url)?.schema(idem_sqlx::idem_schema::SchemaName::new(&schema)?);
+        let options = PostgresOptions::parse(url)?.schema(idem_sqlx::idem_sql::SchemaName::new(&schema)?);
         let store = Arc::new(options.build()?);
         store.migrate().await?;
         let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "bench").effects(Effects::InTransaction);

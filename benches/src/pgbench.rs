@@ -4,7 +4,7 @@ use std::{error::Error, process::Stdio, time::Duration};
 
 use tokio::process::Command;
 
-use idem_schema::{PostgresStatements, SchemaName, UnitLimits, begin_unit};
+use idem_sql::{PostgresStatements, SchemaName, UnitLimits, begin_unit};
 
 use crate::{
     http,

@@ -7,7 +7,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use idem_core::{Reason, dead_letter::Fingerprint};
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 
 pub(crate) use self::{
     outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents},

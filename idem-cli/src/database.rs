@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_core::StoreError;
-use idem_schema::{
+use idem_sql::{
     Dialect, PostgresStatements, SchemaName, SequenceBehind, UnitLimits, begin_unit, key_id, refused_parameter,
     waited_for_key,
 };

@@ -4,8 +4,8 @@ use std::{error::Error, future::Future, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
-use idem_schema::MigrateError;
-use idem_schema::SchemaName;
+use idem_sql::MigrateError;
+use idem_sql::SchemaName;
 use tokio::time::Instant;
 
 use crate::{

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
 use idem_core::{ConfigError, outbox::CloudEvents};
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 
 use crate::{
     cleanup::CleanupFlags,

@@ -90,5 +90,5 @@ pub(crate) fn texts(error: &BoxError) -> String {
 
 /// The name of this process for people.
 pub(crate) fn process() -> String {
-    format!("{}:{}", idem_schema::host_name(), std::process::id())
+    format!("{}:{}", idem_sql::host_name(), std::process::id())
 }

@@ -7,7 +7,7 @@ use idem_core::{
     Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource,
     OlderThanRetention, OnConflict, OnUnkeepable, Retention,
 };
-use idem_schema::{PostgresSettings, RECORD_BYTES};
+use idem_sql::{PostgresSettings, RECORD_BYTES};
 
 use crate::{
     cleanup::CleanupFlags,

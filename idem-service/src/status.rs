@@ -14,7 +14,7 @@ use idem_core::{
     store::RunId,
     telemetry::{CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
 };
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use serde::Serialize;
 use tokio::{task::JoinHandle, time::Instant};
 

@@ -9,11 +9,11 @@
 //! No feature is on by default. A handler is given the connection of its unit of work, `&mut PgConnection` or
 //! `&mut SqliteConnection`, and runs its statements on that; sqlx's own nested transactions work on it.
 //!
-//! The crate re-exports [`idem_core`] and [`idem_schema`] whole, so that versions agree.
+//! The crate re-exports [`idem_core`] and [`idem_sql`] whole, so that versions agree.
 
 pub use idem_core;
-pub use idem_schema;
-pub use idem_schema::{MigrateError, PublishPlainError};
+pub use idem_sql;
+pub use idem_sql::{MigrateError, PublishPlainError};
 
 #[cfg(feature = "postgres")]
 mod postgres;

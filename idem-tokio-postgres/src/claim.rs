@@ -1,7 +1,7 @@
 //! The parameters of a claim.
 
 use idem_core::{Uuid, store::UnitOptions};
-use idem_schema::ClaimColumns;
+use idem_sql::ClaimColumns;
 use tokio_postgres::types::Type;
 
 use crate::{PostgresSession, link::Parameter};

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Durati
 
 use futures_util::join;
 use idem_core::StoreError;
-use idem_schema::{
+use idem_sql::{
     Connecting, Fence, KnownEvents, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
     SessionSettings, StatementLimit, Value, refuse_fenced,
 };
@@ -58,7 +58,7 @@ impl PostgresDriver for Driver {
         &self,
         doing: &'static str,
         text: &Arc<str>,
-        parameters: &[idem_schema::Parameter<'_>],
+        parameters: &[idem_sql::Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
         read(&self.rows(doing, text, &parameters).await?)
@@ -69,7 +69,7 @@ impl PostgresDriver for Driver {
         begin: &str,
         limit: Duration,
         text: &Arc<str>,
-        parameters: &[idem_schema::Parameter<'_>],
+        parameters: &[idem_sql::Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
         let limit = limit + self.options.settings.answer_timeout;
@@ -169,7 +169,7 @@ impl Driver {
 
     /// The same with the settings of a session, as far as they are taken.
     async fn connect_lane(&self) -> Result<Link, StoreError> {
-        idem_schema::connect_lane(&Lanes(self), &self.session_settings).await
+        idem_sql::connect_lane(&Lanes(self), &self.session_settings).await
     }
 
     pub(crate) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
@@ -303,22 +303,22 @@ async fn within<T>(
     }
 }
 
-pub(crate) fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<'p> {
+pub(crate) fn typed<'p>(parameter: &'p idem_sql::Parameter<'_>) -> Parameter<'p> {
     match parameter {
-        idem_schema::Parameter::Bool(yes) => (yes, Type::BOOL),
-        idem_schema::Parameter::Int4(number) => (number, Type::INT4),
-        idem_schema::Parameter::Int8(number) => (number, Type::INT8),
-        idem_schema::Parameter::Text(text) => (text, Type::TEXT),
-        idem_schema::Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
-        idem_schema::Parameter::Uuid(id) => (id, Type::UUID),
-        idem_schema::Parameter::Int8s(numbers) => (numbers, Type::INT8_ARRAY),
-        idem_schema::Parameter::Texts(texts) => (texts, Type::TEXT_ARRAY),
+        idem_sql::Parameter::Bool(yes) => (yes, Type::BOOL),
+        idem_sql::Parameter::Int4(number) => (number, Type::INT4),
+        idem_sql::Parameter::Int8(number) => (number, Type::INT8),
+        idem_sql::Parameter::Text(text) => (text, Type::TEXT),
+        idem_sql::Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
+        idem_sql::Parameter::Uuid(id) => (id, Type::UUID),
+        idem_sql::Parameter::Int8s(numbers) => (numbers, Type::INT8_ARRAY),
+        idem_sql::Parameter::Texts(texts) => (texts, Type::TEXT_ARRAY),
     }
 }
 
 /// Rows of this driver as those of any.
 pub(crate) fn read(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, StoreError> {
-    decode(rows).map_err(idem_schema::unreadable)
+    decode(rows).map_err(idem_sql::unreadable)
 }
 
 pub(crate) fn decode(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, Error> {

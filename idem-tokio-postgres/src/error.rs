@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
+use idem_sql::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
 use tokio_postgres::{
     Error, Row,
     error::{DbError, SqlState},
@@ -125,7 +125,7 @@ pub(crate) fn sealing(source: Error) -> CommitError {
 
 /// Whether the seal itself has failed, and no answer that it writes.
 pub(crate) fn is_of_seal(source: &Error) -> bool {
-    idem_schema::is_of_seal(code(source))
+    idem_sql::is_of_seal(code(source))
 }
 
 /// An error while COMMIT was outstanding.

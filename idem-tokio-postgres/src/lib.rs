@@ -1,8 +1,8 @@
 #![doc = include_str!("lib.md")]
 
 pub use idem_core;
-pub use idem_schema;
-pub use idem_schema::{MigrateError, PublishPlainError, Statements};
+pub use idem_sql;
+pub use idem_sql::{MigrateError, PublishPlainError, Statements};
 pub use tokio_postgres;
 
 mod append;

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr, str::FromStr as _};
 
 use idem_core::StoreError;
-use idem_schema::{PostgresSettings, check_number, is_this_machine, unreadable_url};
+use idem_sql::{PostgresSettings, check_number, is_this_machine, unreadable_url};
 use rustls::ClientConfig;
 use tokio_postgres::config::{Config, Host, SslMode};
 
@@ -67,7 +67,7 @@ impl PostgresOptions {
         self
     }
 
-    idem_schema::postgres_setters!();
+    idem_sql::postgres_setters!();
 
     /// How many prepared statements a connection keeps, idem's own included. Beyond that the one that was not used for
     /// longest goes. Defaults to 100; from 10 to 10,000.

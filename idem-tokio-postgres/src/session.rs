@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{Durability, Fence, SessionFacts};
+use idem_sql::{Durability, Fence, SessionFacts};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
@@ -95,11 +95,9 @@ impl Driver {
             answer.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
         SessionFacts::read(|column| {
             // The simple protocol answers in texts.
-            let text = row
-                .ok_or_else(|| idem_schema::unreadable("no row"))?
-                .try_get(column)
-                .map_err(idem_schema::unreadable)?;
-            text.map(str::to_owned).ok_or_else(|| idem_schema::unreadable("a value is missing"))
+            let text =
+                row.ok_or_else(|| idem_sql::unreadable("no row"))?.try_get(column).map_err(idem_sql::unreadable)?;
+            text.map(str::to_owned).ok_or_else(|| idem_sql::unreadable("a value is missing"))
         })
     }
 }

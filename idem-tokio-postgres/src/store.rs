@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, Store, StoreError,
     store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
 use tokio_postgres::{SimpleQueryMessage, config::Config};
 
 use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};

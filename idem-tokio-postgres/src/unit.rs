@@ -13,7 +13,7 @@ use idem_core::{
     outbox::{KeptResult, NewEvent, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
-use idem_schema::{
+use idem_sql::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,
     in_claim_order, key_id, retention, unreadable,
 };
@@ -317,7 +317,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     }
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
-        idem_schema::append(self, appended).await
+        idem_sql::append(self, appended).await
     }
 
     fn processed_at(&self, _: &Claim) -> Option<SystemTime> {

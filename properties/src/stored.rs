@@ -1,7 +1,7 @@
 //! The stored headers of a message, and the envelopes that a message comes in.
 
 use idem_core::{Bytes, Headers};
-use idem_schema::{decode_headers, encode_headers};
+use idem_sql::{decode_headers, encode_headers};
 use idem_sqs::Envelope;
 
 use crate::lines;

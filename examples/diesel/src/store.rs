@@ -17,7 +17,7 @@ use idem_core::{
     ErrorClass, Recorded, Store, StoreError, Tx,
     store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions},
 };
-use idem_schema::{
+use idem_sql::{
     ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value, begin_unit,
     claim_answers, claimed_ids, in_claim_order, refuse_fenced, unreadable,
 };

@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread};
 
 use idem_core::{Cleanup, CleanupReport, CleanupSettings, Store as _, store::Expiring};
-use idem_schema::cleanup_script;
+use idem_sql::cleanup_script;
 use tokio::{runtime, sync::oneshot};
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
-use idem_schema::RECORD_BYTES;
+use idem_sql::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use idem_schema::{Dialect, MigrationStatements, POSTGRES_MIGRATIONS, SchemaName, postgres_roles};
+use idem_sql::{Dialect, MigrationStatements, POSTGRES_MIGRATIONS, SchemaName, postgres_roles};
 use serde_json::Value;
 
 use crate::{

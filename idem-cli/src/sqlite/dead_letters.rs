@@ -1,7 +1,7 @@
 //! `idem dead-letters` on a file.
 
 use idem_core::Reason;
-use idem_schema::BookkeepingStatements;
+use idem_sql::BookkeepingStatements;
 
 use super::{
     file::{Bind, File, time},

@@ -2,7 +2,7 @@
 
 use std::{str::FromStr as _, time::Duration};
 
-use idem_schema::{Dialect, SchemaName};
+use idem_sql::{Dialect, SchemaName};
 use serde_json::Value;
 use sqlx::{
     AssertSqlSafe, Column as _, ConnectOptions as _, Row as _, SqliteConnection, TypeInfo as _, ValueRef as _,
@@ -172,7 +172,7 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn of(keys: &[String]) -> Self {
-        let ids = keys.iter().flat_map(|key| *idem_schema::key_id(key).as_bytes()).collect();
+        let ids = keys.iter().flat_map(|key| *idem_sql::key_id(key).as_bytes()).collect();
         Self { places: format!("{:?}", vec![0; keys.len()]), ids }
     }
 

@@ -90,7 +90,7 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
     if let Some(consumer) = &show.consumer {
         file.known(consumer).await?;
     }
-    let key_id = idem_schema::key_id(&key);
+    let key_id = idem_sql::key_id(&key);
     let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}{}", show::also(show)));
     let consumer = Bind::Text(show.consumer.as_deref());
     let noting = [key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
@@ -248,7 +248,7 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
         file.known(consumer).await?;
     }
     file.at_rest().await?;
-    let id = idem_schema::key_id(&key);
+    let id = idem_sql::key_id(&key);
     let (bytes, by) = (*id.as_bytes(), file.by.clone());
     let details = format!("key id {id}: {}", asked.reason);
     let binds = [

@@ -1,7 +1,7 @@
 //! `idem outbox` on a file.
 
 use idem_core::outbox::{EventName, UNDER_WAY};
-use idem_schema::retried_on_sqlite;
+use idem_sql::retried_on_sqlite;
 use serde_json::{Value, json};
 
 use super::file::{Bind, File};

@@ -13,7 +13,7 @@ use idem_core::{
     dead_letter::{FailureKind, Fingerprint},
     store::{Bookkeeping as _, HashRuleId, Interned, Registration, ScopeId},
 };
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};

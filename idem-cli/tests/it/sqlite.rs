@@ -167,7 +167,7 @@ async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
     file.idem(&format!("dead-letters replay {id} --yes")).refused("none of them can be replayed");
     let rest = "SELECT ifnull(payload, '') || error || ifnull(headers, '') || ifnull(idempotency_key, '') FROM idem_dead_letters";
     assert_eq!(file.texts(rest).await, [""]);
-    let id = |key: &str| format!("key id {}", idem_schema::key_id(key));
+    let id = |key: &str| format!("key id {}", idem_sql::key_id(key));
     assert_eq!(
         file.trail().await,
         [

@@ -1,6 +1,6 @@
 //! S11: nothing that another role puts into a schema of the operator's search_path takes a statement of the command over.
 
-#[path = "../../../idem-schema/tests/shared/usurpers.rs"]
+#[path = "../../../idem-sql/tests/shared/usurpers.rs"]
 mod shared;
 
 use crate::fixture::{Answer, Fixture, command};

@@ -7,7 +7,7 @@ use idem_core::{
     outbox::RelayBuilder,
     store::{Bookkeeping as _, Store as _},
 };
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 
 use super::file::{Broker, File, Way};
 use crate::{

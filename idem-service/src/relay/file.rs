@@ -10,7 +10,7 @@ use idem_core::{
     BoxError,
     outbox::{CloudEvents, RECEIVER_KEEPS},
 };
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use serde::Deserialize;
 
 use crate::{command_line::has_password, flags::EventFormat, logs::LogFormat, spans};

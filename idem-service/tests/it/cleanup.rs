@@ -1,6 +1,6 @@
 //! Cleanup beside a worker.
 
-use idem_schema::{SchemaName, postgres_roles};
+use idem_sql::{SchemaName, postgres_roles};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -7,7 +7,7 @@ use idem_core::{
     outbox::{KeptResult, NewEvent, NewResult},
     store::{Claim, Found},
 };
-use idem_schema::{
+use idem_sql::{
     AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
     results_in_claim_order,
 };

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use idem_core::StoreError;
-use idem_schema::{
+use idem_sql::{
     Connecting, Fence, KnownEvents, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName,
     SeenPids, SessionSettings, Statements, Value, refuse_fenced,
 };
@@ -156,7 +156,7 @@ impl Driver {
 
     /// The same with the settings of a session, as far as they are taken.
     pub(super) async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
-        idem_schema::connect_lane(&Lanes(self), &self.session_settings).await
+        idem_sql::connect_lane(&Lanes(self), &self.session_settings).await
     }
 
     pub(super) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
@@ -279,7 +279,7 @@ pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) 
 
 /// Rows of this driver as those of any.
 pub(super) fn read(rows: &[PgRow]) -> Result<Vec<Row>, StoreError> {
-    decode(rows).map_err(idem_schema::unreadable)
+    decode(rows).map_err(idem_sql::unreadable)
 }
 
 pub(super) fn decode(rows: &[PgRow]) -> Result<Vec<Row>, sqlx::Error> {

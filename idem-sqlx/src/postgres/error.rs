@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
+use idem_sql::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};
 use sqlx::{
     Row as _,
     error::DatabaseError,
@@ -154,7 +154,7 @@ pub(super) fn sealing(source: sqlx::Error) -> CommitError {
 
 /// Of a seal that writes answers, which failed as a seal before a COMMIT was sent; otherwise the error is that of a write.
 pub(super) fn sealing_results(source: sqlx::Error) -> Result<StoreError, sqlx::Error> {
-    if idem_schema::is_of_seal(&code(&source)) { Ok(of(source).sealing()) } else { Err(source) }
+    if idem_sql::is_of_seal(&code(&source)) { Ok(of(source).sealing()) } else { Err(source) }
 }
 
 /// An error while COMMIT was outstanding.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_schema::{RoleDefault, StatementLimit};
+use idem_sql::{RoleDefault, StatementLimit};
 use sqlx::{
     AssertSqlSafe, PgConnection, PgPool, Postgres as Db, Row as _, pool::PoolConnection, postgres::PgConnectOptions,
 };

@@ -1,7 +1,7 @@
 //! Migrations through sqlx, on a connection of their own.
 
 use idem_core::StoreError;
-use idem_schema::{Dialect, MigrateError, MigrationConnection, Migrator, Parameter, Row};
+use idem_sql::{Dialect, MigrateError, MigrationConnection, Migrator, Parameter, Row};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{

@@ -19,8 +19,8 @@ use idem_core::{
     ErrorClass, Store, StoreError,
     store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
-pub use idem_schema::Statements;
-use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+pub use idem_sql::Statements;
+use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;

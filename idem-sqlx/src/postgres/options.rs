@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{PostgresSettings, Statements, is_this_machine, unreadable_url};
+use idem_sql::{PostgresSettings, Statements, is_this_machine, unreadable_url};
 use sqlx::{
     ConnectOptions as _,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
@@ -55,7 +55,7 @@ impl PostgresOptions {
         Ok(Self::new(connection.disable_statement_logging()))
     }
 
-    idem_schema::postgres_setters!();
+    idem_sql::postgres_setters!();
 
     /// This program's name in the server's list of activities. Defaults to `idem`.
     pub fn application_name(mut self, name: &str) -> Self {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
-use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
+use idem_sql::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
@@ -73,7 +73,7 @@ impl PostgresOutbox {
         event: Event,
     ) -> Result<IdempotencyKey, PublishPlainError> {
         let (key, appended) = self.writer.event(key, event)?;
-        idem_schema::append(&mut Plain { driver: &self.driver, connection }, &appended).await?;
+        idem_sql::append(&mut Plain { driver: &self.driver, connection }, &appended).await?;
         Ok(key)
     }
 }

@@ -1,7 +1,7 @@
 //! Whether a pooler in transaction mode loses prepared statements (A28).
 
 use idem_core::StoreError;
-use idem_schema::{SeenPids, is_pooled};
+use idem_sql::{PostgresDriver as _, SeenPids, is_pooled};
 use sqlx::{PgConnection, Row as _};
 
 use super::Driver;
@@ -14,7 +14,7 @@ impl Driver {
         }
         let look = || async {
             // One that keeps them apart is welcome.
-            is_pooled(self).await.map(|_| ())
+            is_pooled(self.seen_pids().await).map(|_| ())
         };
         self.pooler.get_or_try_init(look).await.map(|_| ())
     }

@@ -17,7 +17,7 @@ use idem_core::{
     BoxError, StoreError, Tx,
     scratch::{Row, Scratch, Tables},
 };
-use idem_schema::{SchemaName, unreadable_url};
+use idem_sql::{SchemaName, unreadable_url};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::OnceCell;
 

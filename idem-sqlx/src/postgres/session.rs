@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{Durability, Fence, PostgresStatements, SessionFacts};
+use idem_sql::{Durability, Fence, PostgresStatements, SessionFacts};
 use sqlx::{AssertSqlSafe, PgConnection};
 use sqlx_core::transaction::TransactionManager as _;
 

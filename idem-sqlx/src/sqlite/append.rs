@@ -5,7 +5,7 @@ use idem_core::{
     outbox::{KeptResult, NewResult},
     store::{Claim, boxed},
 };
-use idem_schema::{Appending, EventColumns, ResultColumns, Row, key_id, results_in_claim_order};
+use idem_sql::{Appending, EventColumns, ResultColumns, Row, key_id, results_in_claim_order};
 use serde_json::{Value, json};
 use sqlx::{Sqlite as Db, query::Query, sqlite::SqliteArguments};
 
@@ -105,7 +105,7 @@ impl SqliteUnit<'_> {
         let statement = sqlx::query(self.store.statements.read_results()).bind(json!(scopes).to_string()).bind(ids);
         let rows = statement.fetch_all(&mut *self.connection).await;
         let rows = rows.map_err(|source| error::of_unit("reading results", source))?;
-        let rows = driver::decode(&rows).map_err(|source| idem_schema::unreadable(boxed(source)))?;
+        let rows = driver::decode(&rows).map_err(|source| idem_sql::unreadable(boxed(source)))?;
         results_in_claim_order(claims, &rows)
     }
 
@@ -116,6 +116,6 @@ impl SqliteUnit<'_> {
             return Err(StoreError::Unsealed { problem, source: None });
         }
         let rows = statement.fetch_all(&mut *self.connection).await.map_err(|source| error::of_unit(DOING, source))?;
-        driver::decode(&rows).map_err(|source| idem_schema::unreadable(boxed(source)))
+        driver::decode(&rows).map_err(|source| idem_sql::unreadable(boxed(source)))
     }
 }

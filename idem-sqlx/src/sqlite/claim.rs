@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, IdempotencyKey, PayloadHash, Recorded, Retention, StoreError,
     store::{Claim, Claimed, Found, HashRuleId, RunId, boxed},
 };
-use idem_schema::kept_beside;
+use idem_sql::kept_beside;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{clock, driver, error, statements::Statements};
@@ -23,7 +23,7 @@ impl Parameters {
         let mut ids = Vec::with_capacity(claims.len() * 48);
         let mut rows = Vec::with_capacity(claims.len());
         for claim in claims {
-            ids.extend_from_slice(idem_schema::key_id(claim.key.as_str()).as_bytes());
+            ids.extend_from_slice(idem_sql::key_id(claim.key.as_str()).as_bytes());
             ids.extend_from_slice(claim.hash.as_bytes());
             let expires_at = match claim.retention {
                 Retention::For(time) => clock::expiry(now, time),

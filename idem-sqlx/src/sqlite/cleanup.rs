@@ -7,7 +7,7 @@ use idem_core::{
     CleanupReport, CleanupSettings, LastCleanup, StoreError,
     store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
-use idem_schema::Dialect;
+use idem_sql::Dialect;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::{clock, driver::Driver};
@@ -159,7 +159,7 @@ impl Cleaner for SqliteCleaner {
     }
 
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
-        let who = format!("{}, process {}", idem_schema::host_name(), std::process::id());
+        let who = format!("{}, process {}", idem_sql::host_name(), std::process::id());
         let mut connection = self.0.connections.write(DOING).await?;
         let failed = connection.failed();
         let query = sqlx::query(self.text(NOTE)).bind(clock::now()).bind(who).bind(report.action());

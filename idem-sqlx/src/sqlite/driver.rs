@@ -7,7 +7,7 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::StoreError;
-use idem_schema::{BookkeepingDriver, BookkeepingStatements, Parameter, Row, Value};
+use idem_sql::{BookkeepingDriver, BookkeepingStatements, Parameter, Row, Value};
 use sqlx::{
     AssertSqlSafe, Column as _, Row as _, TypeInfo as _, ValueRef as _,
     query::Query,

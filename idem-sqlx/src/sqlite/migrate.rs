@@ -1,7 +1,7 @@
 //! Migrations of a SQLite file, on the store's own connection for writing.
 
 use idem_core::StoreError;
-use idem_schema::{Dialect, MigrateError, MigrationConnection, MigrationError, Migrator, Parameter, Row};
+use idem_sql::{Dialect, MigrateError, MigrationConnection, MigrationError, Migrator, Parameter, Row};
 use sqlx::AssertSqlSafe;
 
 use super::{

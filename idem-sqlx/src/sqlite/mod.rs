@@ -25,7 +25,7 @@ use idem_core::{
     ErrorClass, Store, StoreError,
     store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_schema::{SqlBookkeeping, SqlOutbox};
+use idem_sql::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
 
 #[cfg(feature = "failpoints")]

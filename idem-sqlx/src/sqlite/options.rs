@@ -7,7 +7,7 @@ use std::{
 };
 
 use idem_core::{Exactly, StoreError};
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use sqlx::{
     ConnectOptions,
     sqlite::{SqliteConnectOptions, SqliteSynchronous},

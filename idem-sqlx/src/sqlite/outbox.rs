@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
-use idem_schema::{Appending, EventColumns, PlainWriter, PublishPlainError, Row};
+use idem_sql::{Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::SqliteConnection;
 
 use super::{
@@ -79,7 +79,7 @@ impl SqliteOutbox {
         event: Event,
     ) -> Result<IdempotencyKey, PublishPlainError> {
         let (key, appended) = self.writer.event(key, event)?;
-        idem_schema::append(&mut Plain { statements: &self.statements, connection }, &appended).await?;
+        idem_sql::append(&mut Plain { statements: &self.statements, connection }, &appended).await?;
         Ok(key)
     }
 }
@@ -110,6 +110,6 @@ impl Plain<'_> {
     async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
         let rows = statement.fetch_all(&mut *self.connection).await;
         let rows = rows.map_err(|source| error::of_unit("writing an event", source))?;
-        driver::decode(&rows).map_err(idem_schema::unreadable)
+        driver::decode(&rows).map_err(idem_sql::unreadable)
     }
 }

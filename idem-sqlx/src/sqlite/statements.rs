@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_schema::{Dialect, SchemaName};
+use idem_sql::{Dialect, SchemaName};
 use sqlx::AssertSqlSafe;
 
 macro_rules! statements {

@@ -14,7 +14,7 @@ use idem_core::{
     outbox::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions, boxed},
 };
-use idem_schema::from_microseconds;
+use idem_sql::from_microseconds;
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
@@ -194,7 +194,7 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
     }
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
-        idem_schema::append(self, appended).await
+        idem_sql::append(self, appended).await
     }
 
     fn processed_at(&self, _: &Claim) -> Option<SystemTime> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use idem_core::StoreError;
-use idem_schema::{Dialect, MigrationStatements, Migrator, SQLITE_MIGRATIONS, SchemaName, pending_migrations};
+use idem_sql::{Dialect, MigrationStatements, Migrator, SQLITE_MIGRATIONS, SchemaName, pending_migrations};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
 use super::{

@@ -1,6 +1,6 @@
 //! A schema of its own for each test, dropped when the test is green.
 
-#[path = "../../../idem-schema/tests/shared/reused.rs"]
+#[path = "../../../idem-sql/tests/shared/reused.rs"]
 mod reused;
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use idem_testkit::conformance::postgres::EFFECTS;
 use idem_tokio_postgres::{
     PostgresOptions, PostgresStore,

@@ -18,7 +18,7 @@ mod handlers;
 mod outbox;
 mod pipelined;
 mod poolers;
-#[path = "../../../idem-schema/tests/shared/scratch.rs"]
+#[path = "../../../idem-sql/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;
 mod tls;

@@ -102,7 +102,7 @@ async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
 #[tokio::test]
 async fn s8_a_worker_needs_no_more_than_its_role() {
     let fixture = Fixture::new().await;
-    let script = idem_schema::postgres_roles(&fixture.schema);
+    let script = idem_sql::postgres_roles(&fixture.schema);
     // Roles are the cluster's, and two scripts at once would meet on the same rows of the catalogue.
     fixture.run(format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {script}; COMMIT")).await;
     let login = |group: &str| format!("{}_{group}", fixture.schema);

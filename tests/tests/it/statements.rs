@@ -88,7 +88,7 @@ fn s11_no_statement_calls_a_function_by_its_bare_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut sources = vec![root.join("migrations/postgres/roles.sql")];
     for folder in
-        ["idem-schema/src", "idem-cli/src", "idem-sqlx/src/postgres", "idem-tokio-postgres/src", "idem-service/src"]
+        ["idem-sql/src", "idem-cli/src", "idem-sqlx/src/postgres", "idem-tokio-postgres/src", "idem-service/src"]
     {
         files(&root.join(folder), &mut sources);
     }

@@ -12,7 +12,7 @@ use std::{
 
 use idem_sqlx::{
     PostgresStore,
-    idem_schema::{SchemaName, postgres_roles},
+    idem_sql::{SchemaName, postgres_roles},
 };
 use ledger::POSTGRES_TABLES;
 use sqlx::{

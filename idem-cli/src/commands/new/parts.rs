@@ -240,7 +240,7 @@ fn compose(broker: &Broker, store: &Store) -> String {
 
 /// Has cargo take idem's crates from a folder.
 fn patch(folder: &Path, broker: &Broker) -> String {
-    let own = ["idem-core", "idem-schema", "idem-service", "idem-sqlx", "idem-testkit", broker.crate_name];
+    let own = ["idem-core", "idem-sql", "idem-service", "idem-sqlx", "idem-testkit", broker.crate_name];
     let lines = own.map(|name| {
         // A basic string of TOML escapes as Rust does, where a path needs it.
         format!("{name} = {{ path = {:?} }}\n", folder.join(name).to_string_lossy())

@@ -14,7 +14,7 @@ use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use idem_core::{DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Tx};
 use idem_http::inbound::{Inbound, Sender};
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use idem_sqlx::PostgresStore;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
 use tokio::{net::TcpListener, sync::Notify};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use idem_core::{BoxError, Store, Tx};
-use idem_schema::SchemaName;
+use idem_sql::SchemaName;
 use idem_testkit::MemoryStore;
 use sqlx::Connection as _;
 

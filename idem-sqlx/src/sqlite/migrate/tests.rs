@@ -1,4 +1,4 @@
-use idem_schema::{Migration, SQLITE_MIGRATIONS};
+use idem_sql::{Migration, SQLITE_MIGRATIONS};
 
 use super::*;
 use crate::SqliteOptions;

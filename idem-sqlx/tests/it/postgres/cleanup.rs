@@ -6,7 +6,7 @@ use idem_core::{
     Cleanup, CleanupSettings, ErrorClass, Store as _, StoreError,
     store::{Cleaner, Expiring, Removal, Removed},
 };
-use idem_schema::cleanup_script;
+use idem_sql::cleanup_script;
 use idem_sqlx::PostgresStore;
 
 use super::{

@@ -1,7 +1,7 @@
 //! The classes of the server's errors, raised by a real server.
 
 use idem_core::{ErrorClass, Store as _};
-use idem_schema::SQLSTATES;
+use idem_sql::SQLSTATES;
 use idem_sqlx::PostgresStore;
 use sqlx::Connection as _;
 

@@ -1,6 +1,6 @@
 //! A54: a statement that the client has given up ends at the server too.
 
-#[path = "../../../../idem-schema/tests/shared/given_up.rs"]
+#[path = "../../../../idem-sql/tests/shared/given_up.rs"]
 mod shared;
 
 use std::sync::Arc;

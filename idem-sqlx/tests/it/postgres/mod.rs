@@ -29,7 +29,7 @@ mod poolers;
 mod prove;
 mod roles;
 mod schema;
-#[path = "../../../../idem-schema/tests/shared/scratch.rs"]
+#[path = "../../../../idem-sql/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;
 mod stolen;

@@ -12,7 +12,7 @@ use idem_core::{
     CancellationToken, ConsumerName, DeadLetterId, ErrorClass, HandlerError, Message, Store as _, StoreError, Worker,
     store::{Bookkeeping as _, Expiring, Removal, Removed},
 };
-use idem_schema::postgres_roles;
+use idem_sql::postgres_roles;
 use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
@@ -207,7 +207,7 @@ async fn s52_the_session_that_holds_the_lock_of_migrations_is_named() {
     sqlx::raw_sql("BEGIN; LOCK TABLE migrations IN ACCESS EXCLUSIVE MODE").execute(&mut holder).await.unwrap();
     let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
     let error = tokio::time::timeout(PATIENCE, fixture.store.migrate()).await.expect("it is bounded").unwrap_err();
-    let idem_schema::MigrateError::Store(error) = error else { panic!("{error:?}") };
+    let idem_sql::MigrateError::Store(error) = error else { panic!("{error:?}") };
     let text = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(error.class(), ErrorClass::Infrastructure, "{text}");
     assert!(text.contains(&format!("process {pid} (login ")) && text.contains("\"psql of ann\""), "{text}");

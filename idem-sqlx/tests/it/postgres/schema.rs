@@ -1,7 +1,7 @@
 //! Migrations, the SQL function that maps keys, and the schemas that start-up refuses.
 
 use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
-use idem_schema::{KEY_ID_VECTORS, MigrationError, POSTGRES_MIGRATIONS, PostgresStatements, SchemaName};
+use idem_sql::{KEY_ID_VECTORS, MigrationError, POSTGRES_MIGRATIONS, PostgresStatements, SchemaName};
 use idem_sqlx::{MigrateError, PostgresStore};
 
 use super::{

@@ -1,6 +1,6 @@
 //! S11, S15: nothing that another role puts into a schema of the search_path takes a statement of idem's over.
 
-#[path = "../../../../idem-schema/tests/shared/usurpers.rs"]
+#[path = "../../../../idem-sql/tests/shared/usurpers.rs"]
 mod shared;
 
 use std::{sync::Arc, time::Duration};
@@ -9,7 +9,7 @@ use idem_core::{
     Cleanup, CleanupSettings, ControlState, DeadLetterId, Store as _,
     store::{AuditEntry, Bookkeeping as _, Claimed, Expiring, Removal, UnitOfWork as _},
 };
-use idem_schema::PostgresStatements;
+use idem_sql::PostgresStatements;
 use sqlx::AssertSqlSafe;
 
 use super::{

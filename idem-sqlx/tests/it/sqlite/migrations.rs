@@ -1,7 +1,7 @@
 //! The schema: up, down, and the obstacles to either.
 
 use idem_core::{Event, Store as _, StoreError, store::Bookkeeping as _};
-use idem_schema::{MigrateError, SchemaName};
+use idem_sql::{MigrateError, SchemaName};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 use idem_testkit::Decide as _;
 
@@ -11,7 +11,7 @@ const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND na
 
 /// Of all migrations, oldest first.
 fn versions() -> Vec<u32> {
-    idem_schema::SQLITE_MIGRATIONS.iter().map(|migration| migration.version).collect()
+    idem_sql::SQLITE_MIGRATIONS.iter().map(|migration| migration.version).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

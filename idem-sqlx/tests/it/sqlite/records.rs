@@ -7,7 +7,7 @@ use idem_core::{
     Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Retention, Store,
     store::{Bookkeeping, Claim, Claimed, RunId, UnitOfWork, UnitOptions},
 };
-use idem_schema::KEY_ID_VECTORS;
+use idem_sql::KEY_ID_VECTORS;
 
 use super::{Scripted, builder, consumer, fresh, message, messages, names, registration};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use idem_core::failpoint;
-use idem_schema::{
+use idem_sql::{
     AppliedMigration, Dialect, Migration, MigrationStatements, POSTGRES_MIGRATIONS, SchemaName, pending_migrations,
     version_to_revert,
 };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use idem_core::{ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
-use idem_schema::POSTGRES_MIGRATIONS;
+use idem_sql::POSTGRES_MIGRATIONS;
 use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_tests::{
     plan::{Handling, StorePlan},

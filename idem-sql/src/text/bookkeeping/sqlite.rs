@@ -1,0 +1,215 @@
+//! The same statements in SQLite's dialect. Several in one text are one transaction.
+
+use crate::text::{bookkeeping::BookkeepingStatements, dialect::Dialect, name::SchemaName, outbox::OutboxStatements};
+
+/// The columns by which dead letters are listed.
+const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
+    payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
+    replay_outcome AS replayed";
+
+/// Whether a replay of the dead letter waits: `{now}` and `{span}` are parameters.
+const WAITING: &str = "d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
+        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < {now} - {span})";
+
+impl BookkeepingStatements {
+    /// The statements of SQLite with the prefix of idem's tables in them.
+    #[must_use]
+    pub fn sqlite(schema: &SchemaName) -> Self {
+        let text = |template: &str| Dialect::Sqlite.render(template, schema).into();
+        let dead_letter = |template: &str| text(&template.replace("{stored}", STORED));
+        let waiting = |template: &str, now: &str, span: &str| {
+            text(&template.replace("{waiting}", &WAITING.replace("{now}", now).replace("{span}", span)))
+        };
+        Self {
+            select_consumer: text(SELECT_CONSUMER),
+            insert_consumer: text(INSERT_CONSUMER),
+            select_renamed: text(SELECT_RENAMED),
+            select_reader: text(SELECT_READER),
+            insert_tenant: text(INSERT_TENANT),
+            fill_binding: text(FILL_BINDING),
+            update_horizons: text(UPDATE_HORIZONS),
+            select_hash: text(r#"SELECT id FROM "{schema}_payload_hashes" WHERE rule = ?1"#),
+            insert_hash: text(INSERT_HASH),
+            insert_run: text(INSERT_RUN),
+            count_attempt: text(COUNT_ATTEMPT),
+            uncount_attempt: text(UNCOUNT_ATTEMPT),
+            end_attempts: text(END_ATTEMPTS),
+            insert_dead_letter: dead_letter(INSERT_DEAD_LETTER),
+            update_dead_letter: dead_letter(UPDATE_DEAD_LETTER),
+            keep_payload: text(KEEP_PAYLOAD),
+            dead_letter_bytes: text(&DEAD_LETTER_BYTES.replace("{file}", FILE_BYTES)),
+            usage: text(&USAGE.replace("{file}", FILE_BYTES)),
+            mark_published: text(r#"UPDATE "{schema}_dead_letters" SET published_at = ?2 WHERE id = ?1"#),
+            list_dead_letters: dead_letter(LIST_DEAD_LETTERS),
+            request_replays: text(REQUEST_REPLAYS),
+            replays_waiting: waiting(REPLAYS_WAITING, "?3", "?2"),
+            take_replays: waiting(TAKE_REPLAYS, "?5", "?4"),
+            finish_replay: text(FINISH_REPLAY),
+            release_replay: text(RELEASE_REPLAY),
+            read_control: text(READ_CONTROL),
+            write_control: text(WRITE_CONTROL),
+            insert_audit: text(INSERT_AUDIT),
+            outbox: OutboxStatements::sqlite(schema),
+        }
+    }
+}
+
+/// The size of the file, without pages that are free again.
+const FILE_BYTES: &str = "\
+SELECT (pages.page_count - free.freelist_count) * size.page_size AS bytes
+    FROM pragma_page_count() AS pages, pragma_freelist_count() AS free, pragma_page_size() AS size";
+
+const DEAD_LETTER_BYTES: &str = r#"
+SELECT CASE WHEN file.bytes <= ?2 THEN file.bytes ELSE (
+    SELECT ifnull(sum(?3 + CASE WHEN d.payload IS NULL THEN 0 ELSE d.payload_bytes END
+        + ifnull(length(d.headers), 0) + length(d.error)), 0)
+    FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+    WHERE c.name = ?1 AND ifnull(d.replay_outcome, '') NOT IN ('processed', 'duplicate')
+) END AS bytes
+FROM ({file}) AS file"#;
+
+/// All tables share one file, and the part that each takes is unknown without reading it.
+const USAGE: &str = r#"
+SELECT -1 AS records, file.bytes AS record_bytes, (SELECT count(*) FROM "{schema}_dead_letters") AS dead_letters,
+    file.bytes AS dead_letter_bytes, NULL AS records_of_largest_tenant
+FROM ({file}) AS file"#;
+
+const SELECT_CONSUMER: &str = r#"
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules,
+    oldest.derives_as
+FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
+LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted.tenant = ?1"#;
+
+const INSERT_CONSUMER: &str = r#"
+INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
+SELECT free.id, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9 FROM (SELECT asked.value AS id FROM json_each(?8) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+
+const INSERT_HASH: &str = r#"
+INSERT INTO "{schema}_payload_hashes" (id, rule)
+SELECT free.id, ?1 FROM (SELECT asked.value AS id FROM json_each(?2) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_payload_hashes" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT (rule) DO NOTHING RETURNING id"#;
+
+const SELECT_RENAMED: &str =
+    r#"SELECT name FROM "{schema}_consumers" WHERE derives_as = ?1 AND name <> ?1 ORDER BY id LIMIT 1"#;
+
+const SELECT_READER: &str = r#"SELECT name FROM "{schema}_consumers" WHERE bound_to <> '' AND bound_to = ?1 AND name <> ?2 ORDER BY id LIMIT 1"#;
+
+const INSERT_TENANT: &str = r#"
+INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
+    derives_as, first_started_at)
+SELECT free.id, ?1, oldest.name, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules, oldest.retention,
+    oldest.redelivery_horizon, oldest.derives_as, ?4
+FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
+CROSS JOIN (SELECT asked.value AS id FROM json_each(?3) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+
+const FILL_BINDING: &str = r#"
+UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, hash_rules = ?4, key_rules = ?6
+WHERE id = ?1 AND key_rules IN ('', ?6) AND bound_to IN ('', ?2) AND handler IN ('', ?3) AND hash_rules = ?5
+RETURNING id"#;
+
+const UPDATE_HORIZONS: &str = r#"
+UPDATE "{schema}_consumers" SET retention = ?2, redelivery_horizon = ?3
+WHERE id = ?1 AND (retention IS NOT ?2 OR redelivery_horizon IS NOT ?3) RETURNING id"#;
+
+const INSERT_RUN: &str = r#"
+INSERT INTO "{schema}_worker_runs" (host, process, version, started_at) VALUES (?1, ?2, ?3, ?4)
+RETURNING id, started_at AS server_now"#;
+
+const COUNT_ATTEMPT: &str = r#"
+INSERT INTO "{schema}_message_attempts" AS a (consumer, key_id, idempotency_key, payload_hash, attempts, first_at, last_at)
+VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
+ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = excluded.last_at, attempts = a.attempts + 1
+RETURNING attempts"#;
+
+const UNCOUNT_ATTEMPT: &str = r#"
+UPDATE "{schema}_message_attempts" SET attempts = max(attempts - 1, 0)
+WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
+
+const END_ATTEMPTS: &str = r#"
+UPDATE "{schema}_message_attempts" SET attempts = 0
+WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
+
+const INSERT_DEAD_LETTER: &str = r#"
+INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
+    ordering_key, identity, fingerprint, first_at, last_at)
+VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
+ON CONFLICT (consumer, identity) DO NOTHING RETURNING {stored};
+UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
+
+const UPDATE_DEAD_LETTER: &str = r#"
+UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
+    last_origin = CASE WHEN ?3 = origin THEN last_origin ELSE ?3 END,
+    reason = ?4, attempts = ?5, error = ?6, fingerprint = ?7, last_at = ?8,
+    replay_requested_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_requested_at END,
+    replay_taken_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_at END,
+    replay_taken_by = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_by END,
+    replay_outcome = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_outcome END,
+    replayed_at = CASE WHEN ?3 IN (origin, last_origin) THEN replayed_at END
+WHERE consumer = ?1 AND identity = ?2 RETURNING {stored}"#;
+
+const KEEP_PAYLOAD: &str = r#"
+UPDATE "{schema}_dead_letters" SET payload = ?2, payload_bytes = length(?2)
+WHERE id = ?1 AND has_payload AND payload IS NULL AND (key_id IS NULL OR idempotency_key IS NOT NULL) RETURNING id"#;
+
+const LIST_DEAD_LETTERS: &str = r#"
+SELECT {stored} FROM "{schema}_dead_letters"
+WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY id DESC LIMIT ?2"#;
+
+/// Rows that the first statement has marked have its instant, as long as the transaction lasts.
+const REQUEST_REPLAYS: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_requested_at = ?2, replay_taken_at = NULL, replay_taken_by = NULL,
+    replayed_at = NULL, replay_outcome = NULL
+WHERE id IN (SELECT value FROM json_each(?1)) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+    AND (payload IS NOT NULL OR has_payload = 0)
+RETURNING id;
+UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
+    SELECT consumer, key_id, payload_hash FROM "{schema}_dead_letters"
+    WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2);
+INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
+SELECT DISTINCT consumer, ?2, 1 FROM "{schema}_dead_letters"
+WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2
+ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#;
+
+const REPLAYS_WAITING: &str = r#"
+SELECT EXISTS (
+    SELECT 1 FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
+    WHERE c.name = ?1 AND {waiting}) AS waiting"#;
+
+const TAKE_REPLAYS: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_taken_at = ?5, replay_taken_by = ?2
+WHERE id IN (
+    SELECT d.id FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
+    WHERE c.name = ?1 AND {waiting}
+    ORDER BY d.id LIMIT ?3)
+RETURNING id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key,
+    ordering_key"#;
+
+const FINISH_REPLAY: &str = r#"
+UPDATE "{schema}_dead_letters" SET replayed_at = ?3, replay_outcome = ?2
+WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+
+const RELEASE_REPLAY: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_taken_at = NULL, replay_taken_by = NULL
+WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+
+/// One file, which has no failover, has one identity.
+const READ_CONTROL: &str = r#"
+SELECT ifnull(c.state, 'running') AS state, ifnull(c."by", '') AS "by", ifnull(c.reason, '') AS reason,
+    ifnull(c.epoch, 0) AS epoch, ?2 AS server_now, '' AS identity
+FROM (SELECT ?1 AS consumer) AS asked LEFT JOIN "{schema}_controls" AS c ON c.consumer = asked.consumer"#;
+
+const WRITE_CONTROL: &str = r#"
+INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, "by" = excluded."by", reason = excluded.reason,
+    at = excluded.at
+RETURNING epoch"#;
+
+const INSERT_AUDIT: &str = r#"
+INSERT INTO "{schema}_audit" (who, action, consumer, idempotency_key, details, at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+RETURNING id"#;

@@ -1,9 +1,9 @@
 //! Bugs that can be planted by name, one at a time, to see that tests and `./sim` find them: former bugs of this project,
-//! tempting shortcuts, and bugs by which other projects lost messages. Without the feature `bugs` none of them is compiled in.
+//! tempting shortcuts, and bugs by which other projects lost messages. Without `--cfg idem_bugs` none of them is compiled in.
 
 /// A planted bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "bugs"), allow(dead_code, unreachable_pub, reason = "only asked about"))]
+#[cfg_attr(not(idem_bugs), allow(dead_code, unreachable_pub, reason = "only asked about"))]
 #[non_exhaustive]
 pub enum Bug {
     /// A batch is acknowledged before it is committed (A4).
@@ -110,7 +110,7 @@ pub enum Bug {
     WaitsForFullBatches,
 }
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 51] = [
@@ -168,7 +168,7 @@ impl Bug {
     ];
 }
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 impl Bug {
     /// The bug of this name.
     #[must_use]
@@ -177,34 +177,34 @@ impl Bug {
     }
 }
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 static PLANTED_EVERYWHERE: std::sync::OnceLock<Bug> = std::sync::OnceLock::new();
 
 /// Plants a bug in whatever runs on this thread from now on, in place of another; `None` takes it out again.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
 /// Plants a bug in all threads of this process, for as long as it lives. Only the first one is planted.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 pub fn plant_everywhere(bug: Bug) {
     PLANTED_EVERYWHERE.get_or_init(|| bug);
 }
 
 /// Whether this bug is planted.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 pub(crate) fn planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug) || PLANTED_EVERYWHERE.get() == Some(&bug)
 }
 
-/// The feature is off: no bug is planted.
-#[cfg(not(feature = "bugs"))]
+/// Without the flag no bug is planted.
+#[cfg(not(idem_bugs))]
 #[inline(always)]
 pub(crate) const fn planted(_bug: Bug) -> bool {
     false

@@ -3,9 +3,9 @@
 #![warn(clippy::iter_over_hash_type)]
 
 mod binding;
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 pub mod bugs;
-#[cfg(not(feature = "bugs"))]
+#[cfg(not(idem_bugs))]
 mod bugs;
 mod caught;
 mod cleanup;

@@ -70,6 +70,7 @@ fn add_module(tree: &Path) -> Result<(), Failed> {
 fn refused(tree: &Path, written: &[Written]) -> Result<HashSet<usize>, Failed> {
     let mut check = Command::new("cargo");
     check.args(["check", "--package", "idem-core", "--all-features", "--message-format", "json"]).current_dir(tree);
+    check.env("RUSTFLAGS", "--cfg idem_bugs");
     let output = check.stderr(Stdio::inherit()).output()?;
     let (mut refused, mut near) = (HashSet::new(), HashSet::new());
     for line in String::from_utf8_lossy(&output.stdout).lines() {
@@ -108,6 +109,7 @@ fn place(span: &Value) -> Option<(&str, usize)> {
 fn built(tree: &Path, killer: &Killer) -> Result<PathBuf, Failed> {
     let mut build = Command::new("cargo");
     build.args(killer.build).args(["--package", killer.package, "--message-format", "json"]);
+    build.env("RUSTFLAGS", "--cfg idem_bugs");
     if killer.package == "simulation" {
         // tokio's own choices are seeded only with this, see `./sim`.
         build.env("RUSTFLAGS", "--cfg tokio_unstable").env("CARGO_TARGET_DIR", "target/sim");

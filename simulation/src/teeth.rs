@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Instant};
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 use idem_core::bugs::Bug;
 use idem_testkit::Defect;
 
@@ -28,7 +28,7 @@ pub enum Slip {
 #[derive(Debug, Clone, Copy)]
 enum Place {
     /// In the engine.
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     Engine(Bug),
     /// In the store.
     Store(Defect),
@@ -47,7 +47,7 @@ struct Planted {
 impl Planted {
     fn name(&self) -> String {
         match self.place {
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             Place::Engine(bug) => format!("{bug:?}"),
             Place::Store(defect) => format!("{defect:?}"),
             Place::Member(slip) => format!("{slip:?}"),
@@ -56,7 +56,7 @@ impl Planted {
 
     fn way(&self) -> Way {
         match self.place {
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             Place::Engine(_) => Way::default(),
             Place::Store(defect) => Way { defect: Some(defect), ..Way::default() },
             Place::Member(slip) => Way { slip: Some(slip), ..Way::default() },
@@ -64,9 +64,9 @@ impl Planted {
     }
 
     /// Plants it on this thread.
-    #[cfg_attr(not(feature = "bugs"), allow(clippy::unused_self, reason = "there is nothing to plant"))]
+    #[cfg_attr(not(idem_bugs), allow(clippy::unused_self, reason = "there is nothing to plant"))]
     fn plant(&self) {
-        #[cfg(feature = "bugs")]
+        #[cfg(idem_bugs)]
         if let Place::Engine(bug) = self.place {
             idem_core::bugs::plant(Some(bug));
         }
@@ -151,7 +151,7 @@ fn in_the_store() -> Vec<Planted> {
     ]
 }
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[allow(clippy::too_many_lines, reason = "a list")]
 fn all() -> Vec<Planted> {
     let planted = |bug, theme, about| Planted { place: Place::Engine(bug), theme, about };
@@ -308,7 +308,7 @@ fn all() -> Vec<Planted> {
     all
 }
 
-#[cfg(not(feature = "bugs"))]
+#[cfg(not(idem_bugs))]
 fn all() -> Vec<Planted> {
     in_the_store()
 }
@@ -329,7 +329,7 @@ pub fn plant(name: &str) -> Result<Way, String> {
 
 /// Takes out of the engine again whatever was planted on this thread.
 pub fn plant_nothing() {
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     idem_core::bugs::plant(None);
 }
 

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         tracing::error!("{error}");
         return ExitCode::FAILURE;
     }
-    #[cfg(feature = "bugs")]
+    #[cfg(all(feature = "failpoints", idem_bugs))]
     if let Err(error) = idem_testkit::bugs::plant_from_env() {
         tracing::error!("{error}");
         return ExitCode::FAILURE;

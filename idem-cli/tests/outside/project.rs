@@ -121,6 +121,7 @@ pub(crate) fn clean(cargo: &mut Command) {
     for name in std::env::vars().map(|(name, _)| name).filter(of_a_package) {
         cargo.env_remove(name);
     }
+    cargo.env_remove("RUSTC_WORKSPACE_WRAPPER"); // no planted bugs
 }
 
 /// Makes a database on the server that tests share, and answers its URL.

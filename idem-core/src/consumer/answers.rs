@@ -46,10 +46,10 @@ pub(crate) struct Answers<'w, S: Store> {
     /// By the place of the message in the unit.
     pub(super) of: Vec<Option<Known>>,
     /// The writes of a planted bug in a second transaction.
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     pub(super) late: Option<AllHandedIn>,
     /// A planted bug's way to the caller, around the commit.
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     pub(super) early: Option<tokio::sync::mpsc::UnboundedSender<StoredResult>>,
 }
 
@@ -60,9 +60,9 @@ impl<'w, S: Store> Answers<'w, S> {
             final_errors,
             refused: None,
             of: Vec::new(),
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             late: None,
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             early: None,
         }
     }
@@ -70,7 +70,7 @@ impl<'w, S: Store> Answers<'w, S> {
     /// The same for a unit of its own.
     pub(super) fn apart(&self) -> Self {
         Self {
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             early: self.early.clone(),
             ..Self::new(self.work, self.final_errors)
         }
@@ -114,7 +114,7 @@ impl<'w, S: Store> Answers<'w, S> {
         for (index, handed) in handed_in {
             let result = handed.result.clone().ok_or(NotKept::Absent);
             self.of[*index] = Some(result.map(|result| StoredResult::new(handed.is_error, result)));
-            #[cfg(feature = "bugs")]
+            #[cfg(idem_bugs)]
             if let (Some(early), Some(Ok(result))) = (&self.early, &self.of[*index]) {
                 // Its caller may have given up.
                 let _ = early.send(result.clone());

@@ -15,7 +15,7 @@ mod isolate;
 mod lookup;
 mod open_units;
 mod outcomes;
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 mod planted;
 mod repeats;
 mod run_once;

@@ -11,7 +11,7 @@ use super::{
     guard, isolate, lookup,
     repeats::Expected,
 };
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 use crate::bugs::{self, Bug};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
@@ -377,7 +377,7 @@ impl<S: Store> RunOnce<S> {
         let final_errors = self.final_errors;
         // Asked for here, after the wait for a connection, which may be a long one.
         let pause = self.gate.pause();
-        #[cfg(feature = "bugs")]
+        #[cfg(idem_bugs)]
         let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
         let ended = spawn::finished(async move {
             let expected = own.inner.expected(&item);
@@ -389,7 +389,7 @@ impl<S: Store> RunOnce<S> {
                 (None, None) => {
                     let work = OfCall(work);
                     let mut answers = Answers::new(Some(&work), final_errors);
-                    #[cfg(feature = "bugs")]
+                    #[cfg(idem_bugs)]
                     {
                         answers.early = Some(early);
                     }
@@ -405,7 +405,7 @@ impl<S: Store> RunOnce<S> {
             }
             answered(decision, result, item.message.key().cloned())
         });
-        #[cfg(feature = "bugs")]
+        #[cfg(idem_bugs)]
         let ended = before_the_commit(ended, handed_out);
         ended.await
     }
@@ -457,7 +457,7 @@ impl<S: Store> Inner<S> {
 }
 
 /// The end of a call; but where the bug is planted, its answer as soon as there is one, and the commit comes when it comes.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 async fn before_the_commit(
     ended: impl Future<Output = Result<Ran, RunOnceError>> + Unpin,
     mut handed_out: tokio::sync::mpsc::UnboundedReceiver<StoredResult>,

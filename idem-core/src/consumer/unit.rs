@@ -223,7 +223,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
     let ended = handle_and_commit(inner, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
         ended.ok();
         return super::planted::in_second_unit(inner, session, items, late, (answers, &fold)).await;
@@ -414,13 +414,13 @@ fn is_client_error(status: u16) -> bool {
 }
 
 /// The events and results that are written before the commit: all.
-#[cfg(not(feature = "bugs"))]
+#[cfg(not(idem_bugs))]
 fn before_commit<S: Store>(handed_in: AllHandedIn, _: Option<&mut Answers<'_, S>>) -> AllHandedIn {
     handed_in
 }
 
 /// The same, but for a planted bug, which writes results after the commit.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 fn before_commit<S: Store>(mut handed_in: AllHandedIn, answers: Option<&mut Answers<'_, S>>) -> AllHandedIn {
     if let Some(answers) = answers
         && bugs::planted(Bug::ResultInSecondTx)

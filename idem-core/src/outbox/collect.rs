@@ -90,7 +90,7 @@ impl HandedIn {
     }
 
     /// Takes the result out, for a planted bug.
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     pub(crate) fn result_apart(&mut self) -> Self {
         Self { result: self.result.take(), is_error: self.is_error, ..Self::default() }
     }

@@ -62,7 +62,7 @@ fn o17_a_second_run_makes_the_same_events() {
 }
 
 /// The check above would find random ids.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[test]
 fn o17_ids_that_are_drawn_are_found() {
     crate::bugs::plant(Some(crate::bugs::Bug::RandomId));

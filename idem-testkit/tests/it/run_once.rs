@@ -168,7 +168,7 @@ async fn v1_v2_each_key_has_one_value_under_lost_answers_and_dropped_calls() {
 }
 
 /// V1: the same proof is red where results are written after the commit.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[tokio::test]
 async fn v1_result_in_second_tx_is_seen() {
     idem_core::bugs::plant(Some(idem_core::bugs::Bug::ResultInSecondTx));

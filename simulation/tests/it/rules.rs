@@ -40,8 +40,8 @@ fn each_rule_can_be_broken() {
         let listed = BROKEN.iter().filter(|(of, ..)| *of == rule).count();
         assert_eq!(listed, 1, "{rule:?} is not in the list, or twice");
     }
-    // Seeds are worth their lives only where tokio's choices are seeded, and the engine's bugs are there with their feature alone.
-    if !cfg!(all(feature = "bugs", tokio_unstable)) {
+    // Seeds are worth their lives only where tokio's choices are seeded, and the engine's bugs are there with their flag alone.
+    if !cfg!(all(idem_bugs, tokio_unstable)) {
         return;
     }
     silence_panics();

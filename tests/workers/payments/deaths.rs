@@ -86,7 +86,7 @@ async fn w66_one_debit_and_one_answer_a_key_through_every_death() {
 }
 
 /// W162: a bug in the services turns the same run red, and by the assertion that is about it.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[tokio::test(flavor = "multi_thread")]
 async fn w162_a_bug_in_the_services_is_seen() {
     let other_payload = "another payload under a used key";

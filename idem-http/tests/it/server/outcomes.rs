@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{Router, routing::post};
 use http::Uri;
+#[cfg(idem_bugs)]
+use idem_core::bugs::{self, Bug};
 use idem_core::{
     ConsumerName, ErrorClass, HandlerError, Tenant, Tx,
-    bugs::{self, Bug},
     store::{Bookkeeping as _, ControlState, Expiring, Removal, Removed, Store as _},
 };
 use idem_http::{Idem, Idempotency, StepError};
@@ -346,6 +347,7 @@ async fn no_answer_comes_before_its_commit() {
 }
 
 /// That a statement fails while this bug is planted, and by the assertion that is about it.
+#[cfg(idem_bugs)]
 async fn is_red(bug: Bug, statement: impl Future<Output = ()> + 'static, because: &str) {
     bugs::plant(Some(bug));
     // A task of this thread, where the bug is.
@@ -357,6 +359,7 @@ async fn is_red(bug: Bug, statement: impl Future<Output = ()> + 'static, because
 }
 
 /// W26: each bug that is planted turns the statement beside it red, which is green without it.
+#[cfg(idem_bugs)]
 #[tokio::test(start_paused = true)]
 async fn w26_planted_bugs_are_seen() {
     use super::repeats;

@@ -33,7 +33,7 @@ async fn o5_a_late_commit_of_a_lower_number_is_sent() {
 }
 
 /// The check above finds a relay that reads on from the last number that it saw.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[tokio::test(start_paused = true)]
 async fn o5_a_relay_that_scans_by_id_is_found() {
     idem_core::bugs::plant(Some(idem_core::bugs::Bug::ScansById));
@@ -72,7 +72,7 @@ async fn o15_one_key_for_two_destinations_is_two_events() {
 }
 
 /// The check above finds an outbox whose primary key is the event's key alone.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[tokio::test]
 async fn o15_a_primary_key_of_the_id_alone_is_found() {
     idem_core::bugs::plant(Some(idem_core::bugs::Bug::PkIdOnly));

@@ -542,7 +542,7 @@ async fn o2_a_death_loses_no_event() {
 }
 
 /// The check above finds a relay that notes events as published before they are.
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 #[tokio::test(start_paused = true)]
 async fn o2_a_relay_that_marks_first_is_found() {
     idem_core::bugs::plant(Some(idem_core::bugs::Bug::MarksFirst));

@@ -66,7 +66,7 @@ fn messages(scenario: &mut Scenario, count: u32, first: Duration, every: Duratio
 }
 
 /// Lives of these seeds keep every promise; and where the bug is planted again that they are about, one of them does not. Those of the
-/// engine are there with the feature `bugs` alone, those of the store always.
+/// engine are there with `--cfg idem_bugs` alone, those of the store always.
 fn found(bug: &str, seeds: Range<u64>, scenario: impl Fn(u64) -> Scenario) {
     silence_panics();
     for seed in seeds.clone() {
@@ -74,7 +74,7 @@ fn found(bug: &str, seeds: Range<u64>, scenario: impl Fn(u64) -> Scenario) {
         assert!(report.breaches.is_empty(), "seed {seed}: {:?}", report.breaches);
     }
     let way = match teeth::plant(bug) {
-        Err(_) if !cfg!(feature = "bugs") => return,
+        Err(_) if !cfg!(idem_bugs) => return,
         way => way.unwrap(),
     };
     let broken = seeds.into_iter().any(|seed| !live(&scenario(seed), way).breaches.is_empty());

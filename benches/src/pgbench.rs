@@ -4,7 +4,7 @@ use std::{error::Error, process::Stdio, time::Duration};
 
 use tokio::process::Command;
 
-use idem_sql::{PostgresStatements, SchemaName, UnitLimits, begin_unit};
+use idem_sql::{PostgresStatements, SchemaName, begin_unit};
 
 use crate::{
     http,
@@ -82,9 +82,7 @@ pub(crate) fn filled(statement: &str, values: &[&str]) -> String {
 
 /// The begin of a unit. A pipeline is one round trip to pgbench too, though its parts are messages of their own.
 fn began() -> String {
-    let second = Duration::from_secs(1);
-    let limits = UnitLimits { lock: 5 * second, statement: 5 * second, idle_in_transaction: 35 * second };
-    begin_unit(limits, None).replace("; ", ";\n")
+    begin_unit(None, None)
 }
 
 fn claimed(key_id: &str, key: &str) -> String {

@@ -104,7 +104,7 @@ impl Database {
     }
 
     async fn begin(&mut self) -> Result<(), Failure> {
-        sqlx::raw_sql(AssertSqlSafe(begin_unit(LIMITS, None))).execute(&mut self.connection).await?;
+        sqlx::raw_sql(AssertSqlSafe(begin_unit(Some(LIMITS), None))).execute(&mut self.connection).await?;
         Ok(())
     }
 

@@ -73,5 +73,6 @@ pub use crate::{
         outbox::{OutboxStatements, sqlite::retried_on_sqlite},
         plan::{AppliedMigration, MigrationError, pending_migrations, version_to_revert},
         postgres::{PostgresStatements, UnitLimits, begin_unit},
+        session_limits::SessionLimits,
     },
 };

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_sql::{Durability, Fence, SessionFacts};
+use idem_sql::{Durability, Fence, SessionFacts, SessionLimits};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
@@ -15,6 +15,8 @@ pub struct PostgresSession {
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(crate) lock_timeout: String,
     pub(crate) statement_timeout: String,
+    /// The limits of its units, as far as it has them already.
+    pub(crate) limits: SessionLimits,
     /// `synchronous_commit` before any handler, which the seal compares, and each BEGIN sets where others share the session.
     pub(crate) durability: Durability,
     pub(crate) shared_durability: Option<&'static str>,
@@ -42,6 +44,7 @@ impl PostgresSession {
             link,
             lock_timeout,
             statement_timeout,
+            limits: SessionLimits::new(backend.is_some()),
             durability,
             shared_durability,
             backend,

@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, Store, StoreError,
     store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};
 use tokio_postgres::{SimpleQueryMessage, config::Config};
 
 use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};
@@ -139,7 +139,7 @@ impl Store for PostgresStore {
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
         self.renew(session).await?;
-        let text = begin_unit(UnitLimits::of(options), session.shared_durability);
+        let text = session.limits.begin(UnitLimits::of(options), session.shared_durability);
         // On the wire with what follows; its answer is read with the claim's.
         let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options, begun))

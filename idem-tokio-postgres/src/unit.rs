@@ -155,6 +155,7 @@ impl<'l> PostgresUnit<'l> {
             }
             self.backend_pid = Some(get(row, "backend_pid")?);
             self.processed_at = Some(get(row, "processed_at")?);
+            self.session.limits.ran_under(get::<&str>(row, "limited_to")?);
             self.limits_are_back = true;
         }
         Ok(row)
@@ -167,7 +168,6 @@ impl<'l> PostgresUnit<'l> {
     /// that has failed, and its answer is compared, so that it cannot be another statement's.
     async fn seal_and_commit(&self) -> Result<(), CommitError> {
         let (link, sql) = (&self.session.link, &self.driver.statements);
-        let idle = milliseconds(self.options.idle_timeout);
         let (one, many);
         let (text, answers): (_, &Parameters<'_>) = match (&self.xid, &*self.results) {
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
@@ -182,13 +182,15 @@ impl<'l> PostgresUnit<'l> {
                 (&sql.seal_results, &new_results(&many))
             }
         };
-        let parameter: Parameter<'_> = match &self.xid {
-            Some(xid) => (xid, Type::TEXT),
-            None => (&idle, Type::INT8),
-        };
         let durable = self.session.durability.no_weaker();
-        let own: [Parameter<'_>; 2] = [parameter, (&durable, Type::TEXT_ARRAY)];
-        let parameters = [&own, answers].concat();
+        let durable: Parameter<'_> = (&durable, Type::TEXT_ARRAY);
+        let parameters = match &self.xid {
+            Some(xid) => {
+                let own: [Parameter<'_>; 2] = [(xid, Type::TEXT), durable];
+                [&own, answers].concat()
+            }
+            None => vec![durable],
+        };
         let columns = EventColumns::new(&self.events);
         let (events, new_events) = (sql.inserting_before_seal(&columns), new_events(&columns));
         // Both are prepared before either is sent: what waits for an answer here would arrive behind the COMMIT.

@@ -131,7 +131,7 @@ impl Store for DieselPostgres {
         // locked here, where no key is waited for.
         let schema = self.driver().schema().quoted();
         let lock = format!("LOCK TABLE {schema}.processed_messages, {schema}.units IN ROW EXCLUSIVE MODE");
-        let text = format!("{}; {lock}", begin_unit(UnitLimits::of(options), None));
+        let text = format!("{}; {lock}", begin_unit(Some(UnitLimits::of(options)), None));
         let begun = Manager::begin_transaction_sql(session.connection(), &text).await;
         begun.map_err(|source| error::of(source).beginning())?;
         Ok(DieselUnit { store: self, session, options, xid: None, backend_pid: None })
@@ -247,9 +247,7 @@ impl DieselUnit<'_> {
                 query.execute(self.session.connection()).await
             }
             None => {
-                let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
-                let idle = i64::try_from(idle).unwrap_or(i64::MAX);
-                let query = sql_query(&*sql.guard).bind::<BigInt, _>(idle).bind::<Array<Text>, _>(durable);
+                let query = sql_query(&*sql.guard).bind::<Array<Text>, _>(durable);
                 query.execute(self.session.connection()).await
             }
         };

@@ -45,7 +45,8 @@ impl<D: PostgresDriver> PostgresCleaner<D> {
     }
 
     async fn rows(&self, limit: Duration, text: &Arc<str>, values: &[Parameter<'_>]) -> Result<Vec<Row>, StoreError> {
-        let begin = begin_unit(UnitLimits { lock: limit, statement: limit, idle_in_transaction: limit + IDLE }, None);
+        let limits = UnitLimits { lock: limit, statement: limit, idle_in_transaction: limit + IDLE };
+        let begin = begin_unit(Some(limits), None);
         self.driver.clean_once(&begin, limit, text, values).await.map_err(no_right_to_delete::<D>)
     }
 

@@ -9,4 +9,5 @@ pub(crate) mod name;
 pub(crate) mod outbox;
 pub(crate) mod plan;
 pub(crate) mod postgres;
+pub(crate) mod session_limits;
 pub(crate) mod statements;

@@ -1,6 +1,6 @@
 //! The statements of PostgreSQL, as texts: each is documented with its parameters and its result.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use idem_core::store::UnitOptions;
 use uuid::Uuid;
@@ -28,7 +28,8 @@ impl UnitLimits {
     }
 }
 
-/// The text that begins a unit with its limits, in one round trip of the simple protocol.
+/// The text that begins a unit, in one round trip of the simple protocol. `limits`: those of this unit, where the session does not have
+/// them already, see [`SessionLimits`](crate::SessionLimits).
 ///
 /// The claim puts `lock` and `statement` back (see [`PostgresStatements::claim`]); the idle limit stays to the end. All
 /// are `SET LOCAL`, so nothing outlives the transaction behind a pooler.
@@ -46,25 +47,26 @@ impl UnitLimits {
 /// use idem_sql::{UnitLimits, begin_unit};
 ///
 /// let second = Duration::from_secs(1);
-/// let text = begin_unit(UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second }, None);
+/// let limits = UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second };
+/// let text = begin_unit(Some(limits), None);
 /// assert!(text.starts_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 1000; "));
 /// ```
 #[must_use]
-pub fn begin_unit(limits: UnitLimits, durability: Option<&str>) -> String {
-    let mut text = String::from("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE");
+pub fn begin_unit(limits: Option<UnitLimits>, durability: Option<&str>) -> String {
+    let limits = limits.map(|limits| set_limits("SET LOCAL", limits)).unwrap_or_default();
+    let durability = durability.map(|value| format!("; SET LOCAL synchronous_commit = {value}")).unwrap_or_default();
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{limits}{durability}")
+}
+
+/// The statements that set these limits, each behind a semicolon.
+pub(crate) fn set_limits(set: &str, limits: UnitLimits) -> String {
     let settings = [
         ("lock_timeout", Some(limits.lock).filter(|lock| *lock < limits.statement)),
         ("statement_timeout", Some(limits.statement)),
         ("idle_in_transaction_session_timeout", Some(limits.idle_in_transaction)),
     ];
-    for (name, limit) in settings.into_iter().filter_map(|(name, limit)| Some((name, limit?))) {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "; SET LOCAL {name} = {}", milliseconds(limit));
-    }
-    if let Some(durability) = durability {
-        let _ = write!(text, "; SET LOCAL synchronous_commit = {durability}");
-    }
-    text
+    let settings = settings.into_iter().filter_map(|(name, limit)| Some((name, limit?)));
+    settings.map(|(name, limit)| format!("; {set} {name} = {}", milliseconds(limit))).collect()
 }
 
 /// A limit as the server's settings take it: zero would switch it off, and there are no more milliseconds than an i32 holds.
@@ -160,8 +162,9 @@ statements! {
     ///
     /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
     /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`; `processed_at` in µs since the
-    /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied; and the
-    /// two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
+    /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied;
+    /// `limited_to text`, the `statement_timeout` of the claim; the mark of the transaction, for
+    /// [`guard`](PostgresStatements::guard); and the two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
     ///
     /// The won rows are aggregated *before* the limits are put back: the last line is computed from the aggregate, which
     /// exists only when every insert has had its wait.
@@ -192,6 +195,7 @@ SELECT won_consumers, won_key_ids,
     CASE WHEN pg_catalog.cardinality(won_key_ids) > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
     pg_catalog.pg_backend_pid() AS backend_pid, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS processed_at,
     (SELECT coalesce(pg_catalog.sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
+    pg_catalog.current_setting('statement_timeout') AS limited_to, pg_catalog.set_config('idem.unit', 'begun', true) AS unit,
     pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
 FROM answer";
@@ -202,8 +206,8 @@ FROM answer";
     /// in µs `int8`, 7 run `int4`, 8 and 9 the settings as 9 and 10 for many keys.
     ///
     /// Result: no row where the key was not inserted, and then no handler runs and the unit's limits stay. Otherwise `xid
-    /// text`, the transaction to seal; `backend_pid int4`; `processed_at` in µs since the Unix epoch; and the two settings, which are put back when the insert has had its
-    /// wait.
+    /// text`, the transaction to seal; `backend_pid int4`; `processed_at` in µs since the Unix epoch; `limited_to text` as for many keys; and
+    /// the two settings, which are put back when the insert has had its wait.
     claim_one: "\
 INSERT INTO {schema}.processed_messages
     (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at, alone)
@@ -214,6 +218,7 @@ VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
 ON CONFLICT (consumer, key_id) DO NOTHING
 RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pid() AS backend_pid,
     (extract(epoch FROM processed_at) * 1000000::numeric)::int8 AS processed_at,
+    pg_catalog.current_setting('statement_timeout') AS limited_to,
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
@@ -264,14 +269,12 @@ LEFT JOIN {schema}.read_results($1::int4[], $2::uuid[]) AS r ON r.consumer = p.c
     seal: concat!("SELECT ", sealed!());
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
-    /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
+    /// (`25P02`, A9) or is not the one that was begun (`22012`), which does not have the mark of the claim.
     ///
-    /// Parameters: 1 the unit's `idle_in_transaction_session_timeout` in milliseconds `int8`, 2 as for the seal. Result: one
-    /// row.
+    /// Parameters: 1 as 2 for the seal. Result: one row.
     guard: "\
-SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
-    = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
+SELECT 1 / coalesce(pg_catalog.current_setting('idem.unit', true) = 'begun', false)::int4 AS guarded,
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($1::text[])
         THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
     /// The facts of its server that a session reads before its first unit and after each reconnect.
@@ -443,7 +446,7 @@ impl PostgresStatements {
     pub fn question(&self, limits: UnitLimits, consumers: &[i32], key_id: Uuid) -> String {
         let consumers: Vec<String> = consumers.iter().map(i32::to_string).collect();
         let claim = self.claim_to_ask.replace("$1", &format!("'{{{}}}'", consumers.join(",")));
-        format!("{}; {}; ROLLBACK", begin_unit(limits, None), claim.replace("$2", &format!("'{key_id}'")))
+        format!("{}; {}; ROLLBACK", begin_unit(Some(limits), None), claim.replace("$2", &format!("'{key_id}'")))
     }
 }
 

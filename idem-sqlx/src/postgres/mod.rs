@@ -20,7 +20,7 @@ use idem_core::{
     store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
 pub use idem_sql::Statements;
-use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, key_id, refused_login};
+use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
@@ -158,10 +158,8 @@ impl Store for PostgresStore {
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
         self.renew(session).await?;
-        session
-            .begin(&begin_unit(UnitLimits::of(options), session.shared_durability))
-            .await
-            .map_err(error::beginning)?;
+        let begin = session.limits.begin(UnitLimits::of(options), session.shared_durability);
+        session.begin(&begin).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options))
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_sql::{Durability, Fence, PostgresStatements, SessionFacts};
+use idem_sql::{Durability, Fence, PostgresStatements, SessionFacts, SessionLimits};
 use sqlx::{AssertSqlSafe, PgConnection};
 use sqlx_core::transaction::TransactionManager as _;
 
@@ -18,6 +18,8 @@ pub struct PostgresSession {
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(super) lock_timeout: String,
     pub(super) statement_timeout: String,
+    /// The limits of its units, as far as it has them already.
+    pub(super) limits: SessionLimits,
     /// `synchronous_commit` before any handler, which the seal compares, and each BEGIN sets where others share the session.
     pub(super) durability: Durability,
     pub(super) shared_durability: Option<&'static str>,
@@ -62,6 +64,7 @@ impl PostgresSession {
             connection,
             lock_timeout,
             statement_timeout,
+            limits: SessionLimits::new(backend.is_some()),
             durability,
             shared_durability,
             backend,
@@ -130,7 +133,8 @@ impl PostgresStore {
         facts.refuse_unfenced()?;
         let prepare = PostgresSession::prepare(connection, facts, &self.driver().statements);
         let session = self.driver().within("opening a session", prepare).await?;
-        Ok(PostgresSession { is_fenced_here, ..session })
+        // Its owner gets it back as it was.
+        Ok(PostgresSession { is_fenced_here, limits: SessionLimits::new(false), ..session })
     }
 }
 

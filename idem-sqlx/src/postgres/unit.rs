@@ -128,6 +128,7 @@ impl<'l> PostgresUnit<'l> {
         let row = query.fetch_optional(&mut self.session.connection).await.map_err(error::claiming)?;
         if let Some(row) = &row {
             self.limits_are_back = true;
+            self.session.limits.ran_under(error::get::<&str>(row, "limited_to")?);
             if let Some(xid) = error::get::<Option<String>>(row, "xid")? {
                 self.xid = Some(xid);
             }
@@ -146,8 +147,7 @@ impl<'l> PostgresUnit<'l> {
             Some(xid) => literal(&self.sql().seal, &format!("'{xid}'"), &durable),
             None => {
                 // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
-                let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
-                literal(&self.sql().guard, &idle.to_string(), &durable)
+                format!("{}; COMMIT", self.sql().guard.replace("$1", &durable))
             }
         }
     }

@@ -25,7 +25,7 @@ fn a_limit_of_zero_is_not_for_ever() {
     let limits =
         UnitLimits { lock: Duration::ZERO, statement: Duration::from_micros(10), idle_in_transaction: Duration::MAX };
     assert_eq!(
-        begin_unit(limits, None),
+        begin_unit(Some(limits), None),
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = 1; SET LOCAL statement_timeout = 1; \
          SET LOCAL idle_in_transaction_session_timeout = 2147483647"
     );
@@ -35,7 +35,7 @@ fn a_limit_of_zero_is_not_for_ever() {
 #[test]
 fn only_a_shorter_limit_of_one_lock_is_set() {
     let statement = Duration::from_secs(2);
-    let text = |lock| begin_unit(UnitLimits { lock, statement, idle_in_transaction: statement }, None);
+    let text = |lock| begin_unit(Some(UnitLimits { lock, statement, idle_in_transaction: statement }), None);
     assert!(
         text(Duration::from_secs(1)).contains("SET LOCAL lock_timeout = 1000; SET LOCAL statement_timeout = 2000;")
     );
@@ -46,5 +46,5 @@ fn only_a_shorter_limit_of_one_lock_is_set() {
 fn a_session_that_others_share_says_how_durable_its_commits_are() {
     let second = Duration::from_secs(1);
     let limits = UnitLimits { lock: second, statement: second, idle_in_transaction: second };
-    assert!(begin_unit(limits, Some("on")).ends_with("; SET LOCAL synchronous_commit = on"));
+    assert!(begin_unit(Some(limits), Some("on")).ends_with("; SET LOCAL synchronous_commit = on"));
 }

@@ -115,6 +115,35 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     fixture.drop().await;
 }
 
+/// B2: a session of the store's own has the limits of the claim from its first unit on, and has them again where a handler has
+/// changed them.
+#[tokio::test]
+async fn b2_a_session_has_the_limits_of_its_claims_once() {
+    let fixture = Fixture::new().await;
+    let store = &fixture.store;
+    let mut lane = store.open().await.unwrap();
+    let run = claim_of(store, "a").await.1;
+    let mut seen = Vec::new();
+    for key in ["a", "b", "c", "d"] {
+        let claim = claim_of(store, key).await.0;
+        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
+        let shown = "SELECT current_setting('statement_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout')";
+        let before: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
+        unit.claim(std::slice::from_ref(&claim)).await.unwrap();
+        let of_handlers: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
+        if key == "b" {
+            sqlx::raw_sql("SET statement_timeout = 0").execute(unit.tx().connection()).await.unwrap();
+        }
+        unit.commit().await.unwrap();
+        seen.push((before, of_handlers));
+    }
+    let idle = seen[0].0.strip_prefix("3s ").unwrap();
+    assert!(idle != "0");
+    let wanted = ["3s", "3s", "0", "3s"].map(|limit| (format!("{limit} {idle}"), format!("0 {idle}")));
+    assert_eq!(seen, wanted);
+    fixture.drop().await;
+}
+
 /// B3, C3: records vanish between claim and read, and no message is lost or handled twice while its record is
 /// there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

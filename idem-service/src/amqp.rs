@@ -12,7 +12,7 @@ use idem_core::{BoxError, ConfigError};
 
 use crate::{
     broker::{self, Broker, Built, Events, Own},
-    relay::AmqpPart,
+    relay::parts::AmqpPart,
     settings, spans,
     worker_flags::WorkerFlags,
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::CleanupSettings;
 
-use crate::{flags::DatabaseUrl, spans};
+use crate::{spans, values::DatabaseUrl};
 
 /// The settings of a worker's cleanup.
 #[derive(Debug, Clone, clap::Args)]

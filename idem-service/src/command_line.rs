@@ -7,7 +7,7 @@ use clap::{
     parser::ValueSource,
 };
 
-use crate::{broker::Broker, config, refusal, settings::Settings, stores::Kind, variables};
+use crate::{broker::Broker, config, kinds::Kind, refusal, settings::Settings, values::has_password, variables};
 
 /// A worker's command line, read.
 #[derive(Debug)]
@@ -137,14 +137,6 @@ pub(crate) fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
             && matches.get_raw(id).into_iter().flatten().any(|value| has_password(&value.to_string_lossy()))
     });
     exposed.filter_map(|argument| Some(format!("--{}", argument.get_long()?))).collect()
-}
-
-/// `scheme://user:password@host`, or a setting whose name ends in `password` and whose value names no file.
-pub(crate) fn has_password(value: &str) -> bool {
-    let authority = value.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next());
-    let user = authority.and_then(|authority| authority.rsplit_once('@'));
-    user.is_some_and(|(user, _)| user.contains(':'))
-        || value.split("password=").skip(1).any(|rest| !rest.is_empty() && !rest.starts_with('@'))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
 use toml::{Table, Value};
 
-use crate::{command_line::has_password, variables};
+use crate::{values::has_password, variables};
 
 const FLAG: &str = "config";
 

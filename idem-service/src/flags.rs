@@ -1,17 +1,17 @@
 //! The flags and variables that workers and services over HTTP have in common.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{ArgAction, ValueEnum};
-use idem_core::{ConfigError, outbox::CloudEvents};
+use clap::ArgAction;
 use idem_sql::SchemaName;
 
 use crate::{
     cleanup::CleanupFlags,
     database::DatabaseSettings,
+    kinds::{self, Kind},
     logs::LogFormat,
     spans,
-    stores::{self, Kind},
+    values::{DatabaseUrl, EventFormat, event_source, on_or_off, schema},
 };
 
 /// The settings of every process. Texts and defaults stand in `--help`.
@@ -107,80 +107,6 @@ impl Flags {
     /// # Errors
     /// One line that names the flags and the cure.
     pub(crate) fn store(&self, kinds: &[Kind]) -> Result<usize, String> {
-        stores::chosen(kinds, self.database_url.scheme(), self.store.as_deref())
-    }
-}
-
-/// The database's URL, which may hold a password: `Debug` prints nothing of it.
-#[derive(Clone)]
-pub(crate) struct DatabaseUrl(String);
-
-impl From<String> for DatabaseUrl {
-    fn from(url: String) -> Self {
-        Self(url)
-    }
-}
-
-impl DatabaseUrl {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// `name`, unless the URL or `PGAPPNAME` has a name for the database's list of activities.
-    pub(crate) fn application_name<'n>(&self, name: &'n str) -> Option<&'n str> {
-        let is_given = self.0.contains("application_name=");
-        (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(name)
-    }
-
-    /// The part before the colon.
-    pub(crate) fn scheme(&self) -> &str {
-        self.0.split_once(':').map_or("", |(scheme, _)| scheme)
-    }
-}
-
-impl fmt::Debug for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DatabaseUrl")
-    }
-}
-
-/// The words for [`CloudEvents`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum EventFormat {
-    #[default]
-    Binary,
-    Structured,
-}
-
-impl EventFormat {
-    /// # Errors
-    /// [`ConfigError`] if the source is no URI reference.
-    pub(crate) fn cloud_events(self, source: Option<&str>) -> Result<CloudEvents, ConfigError> {
-        let form = match self {
-            Self::Binary => CloudEvents::binary(),
-            Self::Structured => CloudEvents::structured(),
-        };
-        match source {
-            Some(source) => form.source(source),
-            None => Ok(form),
-        }
-    }
-}
-
-fn event_source(text: &str) -> Result<String, String> {
-    let checked = CloudEvents::default().source(text);
-    checked.map(|_| text.to_owned()).map_err(|error| format!("it must be {}", error.rule))
-}
-
-pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {
-    SchemaName::new(text).map_err(|error| error.to_string())
-}
-
-pub(crate) fn on_or_off(text: &str) -> Result<bool, String> {
-    match text {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err("it must be on or off".to_owned()),
+        kinds::chosen(kinds, self.database_url.scheme(), self.store.as_deref())
     }
 }

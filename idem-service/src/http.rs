@@ -24,8 +24,8 @@ use crate::{
     beside::Beside,
     database::Database,
     exit::{Exit, Failure},
+    kinds::Kind,
     service::NoSettings,
-    stores::Kind,
 };
 
 /// A service over HTTP, short of its settings: its routes for each store that it supports, and the tasks beside them.

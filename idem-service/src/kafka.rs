@@ -9,7 +9,7 @@ use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 use crate::{
     broker::{Broker, Built, Events, Lag, Own},
     private,
-    relay::KafkaPart,
+    relay::parts::KafkaPart,
     settings,
     worker_flags::WorkerFlags,
 };

@@ -19,6 +19,7 @@ mod http;
 pub mod kafka;
 mod key_secret;
 mod keys;
+mod kinds;
 mod life;
 mod logs;
 mod metrics;
@@ -39,6 +40,7 @@ pub mod sqs;
 mod stack;
 mod status;
 mod stores;
+mod values;
 mod variables;
 #[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
 mod worker_flags;

@@ -87,8 +87,3 @@ where
 pub(crate) fn texts(error: &BoxError) -> String {
     chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
-
-/// The name of this process for people.
-pub(crate) fn process() -> String {
-    format!("{}:{}", idem_sql::host_name(), std::process::id())
-}

@@ -11,14 +11,14 @@ use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine},
-    database::{self, Database},
+    database::open::{Database, reach},
     exit::{self, Exit, Failure},
     keys,
-    life::{self, process, texts},
+    life::{self, texts},
     metrics, private, relay,
     service::{Handlers, Parts, Service},
     settings::{self, Settings},
-    status::{Identity, Status},
+    status::{Identity, Status, process},
     stores::{Started, Stores},
 };
 
@@ -116,7 +116,7 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     };
     let open = || D::open(settings.for_database());
     let limit = settings.flags.startup_timeout;
-    let opened = database::reach::<D::Store, _, _>(limit, &status.stop, open).await?;
+    let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
@@ -131,7 +131,7 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
     let prepare = || D::prepare(&store, settings.for_database(), handlers.tables);
-    if database::reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
+    if reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     if settings.check {

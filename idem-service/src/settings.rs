@@ -10,11 +10,7 @@ use idem_core::{
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
 use crate::{
-    cleanup::CleanupFlags,
-    database::DatabaseSettings,
-    flags::{Flags, on_or_off},
-    keys, sizes, spans,
-    stores::Kind,
+    cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, keys, kinds::Kind, sizes, spans, values::on_or_off,
 };
 
 /// The settings of a worker. Texts and defaults stand in `--help`.

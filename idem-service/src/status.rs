@@ -21,10 +21,9 @@ use tokio::{task::JoinHandle, time::Instant};
 pub(crate) use crate::broker::Lag;
 use crate::{
     flags::Flags,
-    life::process,
     logs,
     rates::{self, Rates, Recent},
-    relay::Standing,
+    relay::standing::Standing,
     served::Served,
 };
 
@@ -311,6 +310,11 @@ impl Status {
             relay: self.relayed().into_iter().map(Standing::from).collect(),
         }
     }
+}
+
+/// The name of this process for people.
+pub(crate) fn process() -> String {
+    format!("{}:{}", idem_sql::host_name(), std::process::id())
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     command_line::{self, CommandLine, Stop},
     database::Sqlite,
+    kinds::Kind,
     service::NoSettings,
-    stores::Kind,
 };
 
 fn read(arguments: &str) -> Result<CommandLine<Amqp, NoSettings>, Stop> {

@@ -4,7 +4,7 @@ use idem_core::BoxError;
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions, raw_sql};
 
-use super::{Database, DatabaseSettings};
+use super::open::{self, Database, DatabaseSettings};
 
 /// PostgreSQL through sqlx.
 #[derive(Debug, Clone, Copy)]
@@ -33,11 +33,11 @@ impl Database for Postgres {
         // server.
         PostgresStore::connect(settings.url()).await?.disconnect().await;
         if settings.migrate() {
-            super::migrated(store.migrate().await)?;
+            open::migrated(store.migrate().await)?;
         }
         if settings.create_tables() {
             let options: PgConnectOptions = settings.url().parse()?;
-            let (options, script) = (options.disable_statement_logging(), super::postgres_tables(tables));
+            let (options, script) = (options.disable_statement_logging(), open::postgres_tables(tables));
             let run = || {
                 let (options, script) = (options.clone(), script.clone());
                 async move {
@@ -46,7 +46,7 @@ impl Database for Postgres {
                     Ok(connection.close().await?)
                 }
             };
-            super::create_tables::<PostgresStore, _>(run).await?;
+            open::create_tables::<PostgresStore, _>(run).await?;
         }
         Ok(())
     }

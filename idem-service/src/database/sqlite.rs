@@ -6,7 +6,7 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, SqliteConnection, raw_sql, sqlite::SqliteConnectOptions,
 };
 
-use super::{Database, DatabaseSettings};
+use super::open::{Database, DatabaseSettings};
 
 /// SQLite, through sqlx.
 #[derive(Debug, Clone, Copy)]

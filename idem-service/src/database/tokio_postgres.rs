@@ -3,7 +3,7 @@
 use idem_core::BoxError;
 use idem_tokio_postgres::{PostgresOptions, PostgresStore};
 
-use super::{Database, DatabaseSettings};
+use super::open::{self, Database, DatabaseSettings};
 
 /// PostgreSQL through tokio-postgres, whose handlers may run at once.
 #[derive(Debug, Clone, Copy)]
@@ -32,11 +32,11 @@ impl Database for TokioPostgres {
         // The store itself connects when it is used.
         PostgresStore::connect(settings.url()).await?.disconnect().await;
         if settings.migrate() {
-            super::migrated(store.migrate().await)?;
+            open::migrated(store.migrate().await)?;
         }
         if settings.create_tables() {
-            let script = super::postgres_tables(tables);
-            super::create_tables::<PostgresStore, _>(|| store.run_script(&script)).await?;
+            let script = open::postgres_tables(tables);
+            open::create_tables::<PostgresStore, _>(|| store.run_script(&script)).await?;
         }
         Ok(())
     }

@@ -5,12 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::ValueEnum;
 use idem_core::Retention;
 
-use crate::{
-    cleanup::CleanupFlags,
-    database::DatabaseSettings,
-    flags::{EventFormat, Flags},
-    sizes, spans,
-};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans, values::EventFormat};
 
 /// The settings of a service over HTTP. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -46,7 +41,7 @@ pub(crate) struct HttpFlags {
     /// Make fingerprints of requests with the secret in this file, NUMBER=FILE, the same in all instances; repeatable, the first
     /// counts for new records and the others for those that were made with them. Add another one behind the first until all
     /// instances know it, and only then put it in front [default: none, with a warning]
-    #[arg(long, value_name = "NUMBER=FILE", value_parser = super::settings::numbered_file)]
+    #[arg(long, value_name = "NUMBER=FILE", value_parser = crate::values::numbered_file)]
     pub(crate) hash_secret: Vec<(u16, PathBuf)>,
 
     /// Bodies hold no secret: make fingerprints by plain hashes where there is no --hash-secret, and do not warn of it

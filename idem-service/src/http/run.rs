@@ -17,14 +17,14 @@ use crate::{
     command_line::{self, Stop},
     config,
     connections::Connections,
-    database::{self, Database},
+    database::open::{Database, reach},
     descriptors,
     exit::{self, Exit, Failure},
-    life::{self, process, texts},
+    kinds::Kind,
+    life::{self, texts},
     metrics, private, relay,
     served::{RouteServed, Served},
-    status::{Identity, Status},
-    stores::Kind,
+    status::{Identity, Status, process},
 };
 
 /// How often the operators' controls are read, as often as a worker does.
@@ -122,7 +122,7 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
     let Started { name, version, flags, mut parts, status } = started;
     let (limit, address) = (flags.common.startup_timeout, with_host(&flags.listen));
     let open = || D::open(flags.for_database(name));
-    let opened = database::reach::<D::Store, _, _>(limit, &status.stop, open).await?;
+    let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let mut hooks = parts.beside.take_hooks();
     // Before the database is waited for, so that a wrong setting is reported at once.
@@ -138,7 +138,7 @@ pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> 
         // A pause that was set before this start counts before anything is served.
         Ok(idempotency.engine().obey_control().await?)
     };
-    if database::reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
+    if reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     hooks.start::<D::Store>().await?;

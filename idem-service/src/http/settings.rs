@@ -104,12 +104,6 @@ fn secret(number: u16, file: &PathBuf) -> Result<HashSecret, String> {
     secret.map_err(|error| refused(format!("holds a secret that is {}, but {}", error.value, error.rule)))
 }
 
-/// `1=/run/secrets/hashes`.
-pub(super) fn numbered_file(text: &str) -> Result<(u16, PathBuf), String> {
-    let parsed = text.split_once('=').and_then(|(number, file)| Some((number.parse().ok()?, PathBuf::from(file))));
-    parsed.ok_or_else(|| "it must be NUMBER=FILE, such as 1=/run/secrets/hashes".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use axum::{

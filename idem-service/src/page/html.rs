@@ -80,11 +80,6 @@ impl Page {
 /// Escapes the characters that HTML interprets, and those that a terminal or an eye would misread.
 struct Escaped<'a>(&'a mut String);
 
-/// Controls, and the marks that turn the direction of the text behind them.
-pub(super) fn misleads(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 impl fmt::Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
@@ -94,7 +89,7 @@ impl fmt::Write for Escaped<'_> {
                 '>' => self.0.push_str("&gt;"),
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
-                c if misleads(c) => self.0.push('\u{fffd}'),
+                c if words::misleads(c) => self.0.push('\u{fffd}'),
                 c => self.0.push(c),
             }
         }

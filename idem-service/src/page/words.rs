@@ -4,8 +4,6 @@ use std::{fmt::Display, time::Duration};
 
 use idem_core::Roughly;
 
-use super::html::misleads;
-
 /// Where the documentation can be read, whatever machine the page is looked at from.
 pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
 
@@ -62,6 +60,11 @@ pub(super) fn word(text: &str) -> Option<String> {
         return Some(text.to_owned());
     }
     Some(format!("'{}'", text.replace('\'', r"'\''")))
+}
+
+/// Controls, and the marks that turn the direction of the text behind them.
+pub(super) fn misleads(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use super::file::{Broker, File, Way};
 use crate::{
     admin,
     broker::Events,
-    database::{self, Database, DatabaseSettings},
+    database::open::{Database, DatabaseSettings, reach},
     exit::{self, Exit, Failure},
-    flags::DatabaseUrl,
-    life::{self, process, texts},
+    life::{self, texts},
     logs::{self, LogFormat},
     metrics, private,
-    status::{Identity, Status},
+    status::{Identity, Status, process},
+    values::DatabaseUrl,
 };
 
 /// Brings the events of a database to their destinations until it is stopped, as this file says, whose form is that of
@@ -128,7 +128,7 @@ async fn run<D: Database>(
         D::prepare(&store, settings, "").await?;
         Ok(store.bookkeeping().verify().await?)
     };
-    if database::reach::<D::Store, _, _>(Duration::MAX, &status.stop, checked).await?.is_none() {
+    if reach::<D::Store, _, _>(Duration::MAX, &status.stop, checked).await?.is_none() {
         return Ok(());
     }
     let ended = relay.run(status.stop.clone().cancelled_owned()).await;

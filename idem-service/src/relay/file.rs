@@ -1,10 +1,6 @@
 //! The file of a relay that runs alone.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use idem_core::{
     BoxError,
@@ -13,7 +9,12 @@ use idem_core::{
 use idem_sql::SchemaName;
 use serde::Deserialize;
 
-use crate::{command_line::has_password, flags::EventFormat, logs::LogFormat, spans};
+use super::parts::{AmqpPart, KafkaPart, SqsPart, WebhookPart};
+use crate::{
+    logs::LogFormat,
+    spans,
+    values::{EventFormat, has_password},
+};
 
 /// Its content. Names are those of the workers' flags, where those exist.
 #[derive(Deserialize)]
@@ -42,36 +43,6 @@ enum Format {
     Json,
 }
 
-/// `[kafka]`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[cfg_attr(not(feature = "kafka"), allow(dead_code, reason = "read, and then refused"))]
-pub(crate) struct KafkaPart {
-    pub(crate) brokers: String,
-    /// Settings of librdkafka. A value that begins with `@` names a file.
-    #[serde(default)]
-    pub(crate) settings: BTreeMap<String, String>,
-}
-
-/// `[amqp]`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[cfg_attr(not(feature = "amqp"), allow(dead_code, reason = "read, and then refused"))]
-pub(crate) struct AmqpPart {
-    /// Else `AMQP_URL`.
-    pub(crate) url: Option<String>,
-    #[serde(default)]
-    pub(crate) hosts: Vec<String>,
-    pub(crate) authorities: Option<PathBuf>,
-    pub(crate) client_certificate: Option<PathBuf>,
-    pub(crate) client_key: Option<PathBuf>,
-}
-
-/// `[sqs]`. Region, endpoint and credentials come from where the AWS SDK looks for them.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SqsPart {}
-
 /// `[[destination]]`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -84,23 +55,6 @@ pub(crate) struct DestinationPart {
     receiver_keeps: Option<String>,
     event_format: Option<EventFormat>,
     event_source: Option<String>,
-}
-
-/// `[destination.webhook]`: an endpoint over HTTP in place of a broker.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "read, and then refused"))]
-pub(crate) struct WebhookPart {
-    pub(crate) endpoint: String,
-    /// One, or several while a new one replaces an old one. A text that begins with `@` names a file.
-    pub(crate) secrets: Vec<String>,
-    #[serde(default)]
-    pub(crate) private_networks: bool,
-    #[serde(default)]
-    pub(crate) plaintext: bool,
-    /// Whether the endpoint gets the headers that say where an event comes from.
-    #[serde(default)]
-    pub(crate) origin: bool,
 }
 
 /// The way that brings the events of a destination there.

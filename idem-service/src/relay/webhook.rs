@@ -8,7 +8,7 @@ use idem_core::{
 };
 use idem_webhook::{Endpoint, Secret, WebhookPublisher};
 
-use super::file::WebhookPart;
+use super::parts::WebhookPart;
 use crate::private;
 
 /// The publisher that posts the events of this destination to its endpoint.

@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     command_line::{self, CommandLine, Stop},
     database::Sqlite,
+    kinds::Kind,
     service::NoSettings,
-    stores::Kind,
 };
 
 const URL: &str = "http://localhost:9324/000000000000/orders";

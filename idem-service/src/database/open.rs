@@ -1,0 +1,247 @@
+//! [`Database`], and the way to a store that can be reached.
+
+use std::{error::Error, future::Future, time::Duration};
+
+use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+use idem_sql::MigrateError;
+use idem_sql::SchemaName;
+use tokio::time::Instant;
+
+use crate::{
+    exit::{Exit, Failure},
+    values::DatabaseUrl,
+};
+
+/// A store that workers run on, made of the settings that all of them have. A store of your own is one function more than
+/// [`Store`] asks for:
+///
+/// ```
+/// use idem_service::{Broker, Effects, Handlers, Service, database::{Database, DatabaseSettings}, idem_core::{BoxError, Handler}};
+/// use idem_testkit::MemoryStore;
+///
+/// /// For `--database-url memory:`; its rows end with the process.
+/// #[derive(Debug)]
+/// struct Memory;
+///
+/// impl Database for Memory {
+///     type Store = MemoryStore;
+///
+///     const DATABASE: &'static str = "the memory";
+///     const CLIENT: &'static str = "memory";
+///     const SCHEMES: &'static [&'static str] = &["memory"];
+///
+///     async fn open(_: DatabaseSettings<'_>) -> Result<MemoryStore, BoxError> {
+///         Ok(MemoryStore::new())
+///     }
+/// }
+///
+/// fn run<Kafka: Broker>(handler: impl Handler<MemoryStore>) -> std::process::ExitCode {
+///     Service::new("ledger", Effects::InTransaction).store::<Memory>(Handlers::new(handler)).run::<Kafka>()
+/// }
+/// ```
+pub trait Database: Send + Sync + 'static {
+    /// The store.
+    type Store: Store;
+
+    /// The database's name for people, such as `PostgreSQL`.
+    const DATABASE: &'static str;
+
+    /// The word of `--store` for it, which distinguishes two clients of one database.
+    const CLIENT: &'static str;
+
+    /// The schemes of its URLs, without the colon; the one to name first.
+    const SCHEMES: &'static [&'static str];
+
+    /// Whether the handlers of a unit may run at once on its transaction, as
+    /// [`StoreCapabilities::concurrent_handlers`](idem_core::store::StoreCapabilities) says of the store itself: `--handlers
+    /// pipelined` is refused before anything is connected.
+    const SHARES_TRANSACTION: bool = false;
+
+    /// Makes the store. It need not be reached yet; where it is, and cannot be, this is tried again until the start-up
+    /// time-out.
+    ///
+    /// # Errors
+    /// The store's error. One that is neither a [`StoreError`] nor its driver's is a wrong setting, and ends
+    /// the worker with status 2. No text may hold the URL.
+    fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
+
+    /// Reaches the database, brings idem's tables up to date with `--migrate`, and runs `tables`, the application's
+    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing: both flags are then
+    /// accepted without any effect, so a store that can make its tables overrides it.
+    ///
+    /// # Errors
+    /// As for `open`.
+    fn prepare(
+        store: &Self::Store,
+        settings: DatabaseSettings<'_>,
+        tables: &str,
+    ) -> impl Future<Output = Result<(), BoxError>> + Send {
+        let _ = (store, settings, tables);
+        std::future::ready(Ok(()))
+    }
+}
+
+/// The settings of the database.
+#[derive(Debug, Clone, Copy)]
+pub struct DatabaseSettings<'s> {
+    pub(crate) url: &'s DatabaseUrl,
+    pub(crate) schema: &'s SchemaName,
+    pub(crate) cleanup_url: Option<&'s DatabaseUrl>,
+    pub(crate) application_name: Option<&'s str>,
+    pub(crate) migrate: bool,
+    pub(crate) create_tables: bool,
+}
+
+impl<'s> DatabaseSettings<'s> {
+    /// `--database-url`, which may hold a password.
+    #[must_use]
+    pub fn url(&self) -> &'s str {
+        self.url.as_str()
+    }
+
+    /// `--schema`: where idem's tables are.
+    #[must_use]
+    pub fn schema(&self) -> &'s str {
+        self.schema.as_str()
+    }
+
+    /// `--cleanup-database-url`: the login that may delete, where it is another.
+    #[must_use]
+    pub fn cleanup_url(&self) -> Option<&'s str> {
+        self.cleanup_url.map(DatabaseUrl::as_str)
+    }
+
+    /// The name of the connections in the database's list, unless the URL or `PGAPPNAME` has one.
+    #[must_use]
+    pub fn application_name(&self) -> Option<&'s str> {
+        self.application_name
+    }
+
+    /// `--migrate`: whether idem's tables are to be created or updated.
+    #[must_use]
+    pub fn migrate(&self) -> bool {
+        self.migrate
+    }
+
+    /// `--create-tables`: whether the application's tables are to be created.
+    #[must_use]
+    pub fn create_tables(&self) -> bool {
+        self.create_tables
+    }
+}
+
+/// The error of the store itself, which says whether another try can go better.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+pub(super) fn migrated(done: Result<Vec<u32>, MigrateError>) -> Result<(), BoxError> {
+    match done {
+        Ok(_) => Ok(()),
+        Err(MigrateError::Store(error)) => Err(error.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How often an application's tables are created, where other processes create them at the same time.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+const TABLES_TRIES: usize = 10;
+
+/// Creates an application's tables on PostgreSQL. `CREATE TABLE IF NOT EXISTS` looks before it creates, so of two at once one fails with
+/// the row of the other in a catalogue, and then runs again. An advisory lock would be open to any login of the database (S51).
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+pub(super) async fn create_tables<S: Store, F: Future<Output = Result<(), BoxError>> + Send>(
+    run: impl Fn() -> F + Send,
+) -> Result<(), BoxError> {
+    for _ in 1..TABLES_TRIES {
+        match run().await {
+            Err(error) if is_made_meanwhile::<S>(&*error) => {}
+            done => return done,
+        }
+    }
+    run().await
+}
+
+/// The statements that create an application's tables on PostgreSQL.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+pub(super) fn postgres_tables(tables: &str) -> String {
+    format!("BEGIN READ WRITE; {tables}; COMMIT")
+}
+
+/// Whether another session was first to make the same table, schema, type, function or grant.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+fn is_made_meanwhile<S: Store>(error: &(dyn Error + 'static)) -> bool {
+    let code = chain(error).find_map(S::code);
+    matches!(code.as_deref(), Some("23505" | "42P06" | "42P07" | "42710" | "42723" | "XX000"))
+}
+
+/// How long the first try may take at least, however short the start-up time-out is: a connection over a slow network.
+const FIRST_TRY: Duration = Duration::from_secs(6);
+
+/// Tries something with a database again and again while it cannot be reached, until the start-up time-out. `None`
+/// where the stop came first.
+pub(crate) async fn reach<S: Store, T, F>(
+    limit: Duration,
+    stop: &CancellationToken,
+    attempt: impl Fn() -> F,
+) -> Result<Option<T>, Failure>
+where
+    F: Future<Output = Result<T, BoxError>>,
+{
+    let begun = Instant::now();
+    let pauses = RetryPolicy::default().max(Duration::from_secs(5));
+    let (mut tries, mut is_outage) = (0, true);
+    let mut text =
+        "no answer came in time: the server does not answer, or a statement waits for a lock, which pg_locks shows"
+            .to_owned();
+    loop {
+        let left = limit.saturating_sub(begun.elapsed());
+        let within = if tries == 0 { left.max(FIRST_TRY) } else { left };
+        let done = tokio::select! {
+            done = tokio::time::timeout(within, attempt()) => done,
+            () = stop.cancelled() => return Ok(None),
+        };
+        match done {
+            Ok(Ok(done)) => return Ok(Some(done)),
+            Ok(Err(error)) => {
+                text = store::describe::<S>(&*error);
+                if is_final::<S>(&*error) {
+                    return Err(Failure::refused(text));
+                }
+                is_outage = is_out::<S>(&*error);
+            }
+            // The error of the try before says why, if there was one.
+            Err(_too_long) => {}
+        }
+        let left = limit.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            let was = if is_outage { "could not be reached" } else { "was not ready" };
+            let line = format!("the database {was} for {limit:?}: {text}");
+            return Err(Failure::new(Exit::Unreachable, line));
+        }
+        tries += 1;
+        let is = if is_outage { "cannot be reached" } else { "is not ready" };
+        tracing::warn!(error = text, "the database {is} yet");
+        tokio::select! {
+            () = tokio::time::sleep(pauses.backoff(tries, 1.0).min(left)) => {}
+            () = stop.cancelled() => return Ok(None),
+        }
+    }
+}
+
+/// Whether the database cannot be reached, in contrast to one that answers and cannot serve this now.
+fn is_out<S: Store>(error: &(dyn Error + 'static)) -> bool {
+    match chain(error).find_map(|link| link.downcast_ref::<StoreError>()) {
+        Some(StoreError::Failed { .. }) => false,
+        Some(error) => error.class() == ErrorClass::Infrastructure,
+        None => S::classify(error) == Some(ErrorClass::Infrastructure),
+    }
+}
+
+/// Whether a person must act before another try can go better.
+fn is_final<S: Store>(error: &(dyn Error + 'static)) -> bool {
+    let class = chain(error).find_map(|link| link.downcast_ref::<StoreError>()).map(StoreError::class);
+    match class.or_else(|| S::classify(error)) {
+        Some(ErrorClass::Infrastructure | ErrorClass::RunUnitAgain | ErrorClass::Transient) => false,
+        // An error that no driver knows is a setting, such as a URL that cannot be read.
+        Some(ErrorClass::Permanent | ErrorClass::Fatal) | None => true,
+    }
+}

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let asked = std::env::args().nth(1);
     let printed = match asked.as_deref() {
         None => all(),
-        Some("rooms") => told_rooms(),
+        Some("rooms") => print_rooms(),
         Some(other) => Err(format!("{other}: there is only `rooms`")),
     };
     match printed {
@@ -97,7 +97,7 @@ fn of_program() -> Result<bool, String> {
 }
 
 /// What the circles are made of, path by path.
-fn told_rooms() -> Result<bool, String> {
+fn print_rooms() -> Result<bool, String> {
     let core = rooms(Path::new("idem-core"))?;
     for circle in core.files.iter().chain(&core.rooms) {
         println!("{}: {}", circle.len(), circle.join(" "));

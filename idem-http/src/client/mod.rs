@@ -2,9 +2,11 @@
 
 mod answer;
 mod ask;
+mod clock;
 mod ended;
 mod intent;
 mod judge;
+mod meaning;
 mod prepare;
 mod profile;
 #[cfg(feature = "reqwest")]
@@ -19,7 +21,7 @@ pub use self::{
     answer::Answer,
     ended::{Ended, Indeterminate, KeyState, KeyStateKind, Refusal, Undecided},
     intent::Intent,
-    judge::Meaning,
+    meaning::Meaning,
     prepare::PrepareRequestError,
     profile::{KeyPlace, Profile},
     retries::Retries,

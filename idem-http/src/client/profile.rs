@@ -7,7 +7,7 @@ use std::{borrow::Cow, fmt, time::Duration};
 use http::{HeaderName, StatusCode};
 use idem_core::IdForm;
 
-use super::judge::Meaning;
+use super::meaning::Meaning;
 
 /// Where a provider looks for the key.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,9 +12,10 @@ use tower_service::Service;
 use super::{
     Answer, Ended, Indeterminate, Intent, KeyState, KeyStateKind, Meaning, PrepareRequestError, Profile, Refusal,
     Retries, Undecided, ask,
+    clock::wall_clock,
     judge::{Judged, judge},
     prepare::Prepared,
-    window::{Window, wall_clock},
+    window::Window,
 };
 
 /// How much longer than the server's own wait its answer to a question may take.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::{Intent, Profile, Retries, ended::Undecided};
+use super::{clock::wall_clock, ended::Undecided, intent::Intent, profile::Profile, retries::Retries};
 
 /// The window begins at the first try. Of two clocks the one that shows more time passed counts: the monotonic one stands still while a
 /// machine is suspended, and the other may be set back.
@@ -66,12 +66,4 @@ impl Window {
         let memory = self.remembered.saturating_sub(self.passed()).max(told.saturating_sub(self.margin));
         Some(self.try_within.min(memory)).filter(|within| !within.is_zero())
     }
-}
-
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the time of a first try comes from other processes, and machines are suspended"
-)]
-pub(super) fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

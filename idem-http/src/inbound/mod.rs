@@ -2,7 +2,6 @@
 
 mod clock;
 mod eventbridge;
-#[cfg(feature = "reqwest")]
 mod fetch;
 mod pause;
 mod places;
@@ -15,9 +14,10 @@ mod stripe;
 
 pub use self::{
     eventbridge::EventBridge,
+    fetch::Fetch,
     sender::{NotAdmitted, Opened, Sender},
     service::Inbound,
-    sns::{Fetch, Sns},
+    sns::Sns,
     standard_webhooks::{Secret, StandardWebhooks},
     stripe::Stripe,
 };

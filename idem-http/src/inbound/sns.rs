@@ -8,7 +8,7 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::request::Parts;
-use idem_core::{BoxError, DedupConsumerBuilder, Message, Store, key::MessageId};
+use idem_core::{DedupConsumerBuilder, Message, Store, key::MessageId};
 
 use self::{
     certificates::Certificates,
@@ -16,6 +16,7 @@ use self::{
 };
 use super::{
     clock::{is_near, of_iso_8601},
+    fetch::Fetch,
     sender::{NotAdmitted, Opened, Sender},
     standard_webhooks::one,
 };
@@ -28,18 +29,6 @@ const TRIED_FOR: Duration = Duration::from_secs(65 * 60);
 
 /// How far the clock of SNS may be ahead of ours.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
-
-/// Fetches the URLs in SNS's messages: certificates, and pages that confirm subscriptions. With the feature `reqwest`, `reqwest::Client` implements
-/// it.
-#[async_trait]
-pub trait Fetch: Send + Sync + 'static {
-    /// Fetches this `https` URL, and gives the body of an answer with 200. It must check the server's certificate, on which all trust in SNS's
-    /// messages rests, contact no other host, and have a time limit.
-    ///
-    /// # Errors
-    /// On any other outcome. SNS sends the message again.
-    async fn get(&self, url: &str) -> Result<Bytes, BoxError>;
-}
 
 /// HTTPS subscriptions to topics of SNS, without raw message delivery, which is not signed.
 ///

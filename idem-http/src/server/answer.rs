@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use idem_core::{Headers, Recorded, ResultBody, outbox::REFERENCE_BYTES_MAX};
 
-use super::{ask::PREFERENCE_APPLIED, digest, key::KEY_HEADER};
+use super::{digest, key::KEY_HEADER};
 use crate::{ATTEMPT_HEADER, date::rfc3339};
 
 /// Whether an answer was given before: `true` or `false`.
@@ -15,6 +15,8 @@ pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-repl
 pub(crate) const PROCESSED_AT: HeaderName = HeaderName::from_static("idempotency-processed-at");
 /// Until when at least the key is known.
 pub(crate) const EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
+
+pub(super) const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// The response headers that a browser's script may read once they are named in `Access-Control-Expose-Headers`.
 pub const EXPOSED_HEADERS: [HeaderName; 10] = [

@@ -8,7 +8,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use idem_core::{
     ConfigError, IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD,
@@ -20,14 +20,15 @@ use tower_service::Service;
 use tracing::{Instrument as _, Span, field};
 
 use super::{
-    Idempotency, Shared, answer,
+    answer::{self, PREFERENCE_APPLIED},
     fingerprint::{self, Print},
     flight::Stage,
     key,
     problem::Problem,
-    route,
+    route::{self, decoded},
     run::{Answered, not_kept},
     scope::{self, Authenticated},
+    state::{Idempotency, Shared},
     tenants::InHand,
 };
 use crate::{
@@ -36,7 +37,6 @@ use crate::{
     service::always_answers,
 };
 
-pub(super) const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 /// The longest wait that `Prefer: wait` gets.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the database is asked during a wait for a request that another process runs.
@@ -298,27 +298,6 @@ fn key_in(path: &str) -> Result<String, &'static str> {
         key if key.is_empty() => Err("the path ends with no key"),
         key => Ok(key),
     }
-}
-
-/// What is percent-encoded, as text.
-///
-/// # Errors
-/// What is wrong with it.
-pub(super) fn decoded(encoded: &str) -> Result<String, &'static str> {
-    let mut rest = encoded.bytes();
-    let mut bytes = Vec::new();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-                let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
-                let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
-                decoded.ok_or("a percent sign in the path is not followed by two hexadecimal digits")?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).map_err(|_| "the last part of the path, decoded, is no UTF-8")
 }
 
 fn wants_answer(parts: &Parts) -> bool {

@@ -29,7 +29,6 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    Idempotency, Shared,
     error::Wish,
     flight::Progress,
     gates::Admitted,
@@ -39,6 +38,7 @@ use super::{
     request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
+    state::{Idempotency, Shared},
     step_error::{OfStep, StepError},
 };
 

@@ -11,13 +11,13 @@ use idem_core::{
 use tokio::sync::Semaphore;
 
 use super::{
-    Idempotency, Shared,
     answer::{self, KEPT_BY_DEFAULT},
     counts::Counts,
     fingerprint::{self, HashSecret, Hashing},
     flight::Flights,
     profile::Profile,
     scope::{Authenticated, TenantFn},
+    state::{Idempotency, Limits, Shared},
     tenants::{Shares, Tenants},
 };
 
@@ -52,14 +52,16 @@ pub struct IdempotencyBuilder<S: Store> {
     engine: Vec<Box<EngineFn<S>>>,
 }
 
-/// The limits of requests and responses.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) body_bytes_max: usize,
-    pub(crate) body_deadline: Duration,
-    pub(crate) headers_max: usize,
-    pub(crate) headers_bytes_max: usize,
-    pub(crate) response_bytes_max: usize,
+impl<S: Store> Idempotency<S> {
+    /// Begins the settings, with this name on this store. The name scopes the keys: all instances of a service have the same name.
+    pub fn builder(store: S, name: &str) -> IdempotencyBuilder<S> {
+        Self::builder_shared(Arc::new(store), name)
+    }
+
+    /// The same on a shared store.
+    pub fn builder_shared(store: Arc<S>, name: &str) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::new(store, name)
+    }
 }
 
 impl<S: Store> fmt::Debug for IdempotencyBuilder<S> {

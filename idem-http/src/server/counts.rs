@@ -9,16 +9,12 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{
-    store::Store,
-    telemetry::{
-        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_QUESTION_TIME, HTTP_QUESTIONS, HTTP_REQUESTS, HTTP_TIME, HTTP_UNTAKEN,
-        HTTP_WAITING, HTTP_WAITING_MAX, Metric, PLACE, ROUTE,
-    },
+use idem_core::telemetry::{
+    CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_QUESTION_TIME, HTTP_QUESTIONS, HTTP_REQUESTS, HTTP_TIME, HTTP_UNTAKEN,
+    HTTP_WAITING, HTTP_WAITING_MAX, Metric, PLACE, ROUTE,
 };
 use metrics::{Counter, Gauge, Label};
 
-use super::Idempotency;
 use crate::outcomes::{GONE, Outcomes};
 
 /// A request that ran here.
@@ -100,6 +96,28 @@ impl Counts {
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(routes.entry(route.to_owned()).or_insert_with(|| Arc::new(OfRoute::new(&self.consumer, route))))
     }
+
+    pub(super) fn routes(&self) -> Vec<RouteCounts> {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of = |(route, of): (&String, &Arc<OfRoute>)| RouteCounts {
+            route: route.clone(),
+            first: count(&of.first),
+            replayed: count(&of.replayed),
+            refused: count(&of.refused),
+            failed: count(&of.failed),
+            gone: count(&of.gone),
+        };
+        routes.iter().map(of).collect()
+    }
+
+    pub(super) fn waiting(&self) -> WaitingRepeats {
+        WaitingRepeats {
+            in_memory: self.in_memory.now.load(Ordering::Relaxed),
+            at_database: self.at_database.now.load(Ordering::Relaxed),
+            at_database_max: self.at_database_max,
+        }
+    }
 }
 
 /// Requests that wait now.
@@ -162,33 +180,4 @@ pub struct WaitingRepeats {
     /// How many may wait at the database at once; see
     /// [`waiting_connections`](crate::IdempotencyBuilder::waiting_connections).
     pub at_database_max: usize,
-}
-
-impl<S: Store> Idempotency<S> {
-    /// The counts of each route that had requests, in the order of their names.
-    #[must_use]
-    pub fn routes(&self) -> Vec<RouteCounts> {
-        let routes = self.0.counts.routes.read().unwrap_or_else(PoisonError::into_inner);
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let of = |(route, of): (&String, &Arc<OfRoute>)| RouteCounts {
-            route: route.clone(),
-            first: count(&of.first),
-            replayed: count(&of.replayed),
-            refused: count(&of.refused),
-            failed: count(&of.failed),
-            gone: count(&of.gone),
-        };
-        routes.iter().map(of).collect()
-    }
-
-    /// How many repeats wait now.
-    #[must_use]
-    pub fn waiting(&self) -> WaitingRepeats {
-        let counts = &self.0.counts;
-        WaitingRepeats {
-            in_memory: counts.in_memory.now.load(Ordering::Relaxed),
-            at_database: counts.at_database.now.load(Ordering::Relaxed),
-            at_database_max: counts.at_database_max,
-        }
-    }
 }

@@ -12,13 +12,14 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
 
 use super::{
-    Shared, digest,
+    digest,
     fingerprint::{self, Print},
     key::{self, KEY_HEADER, KeyFault},
     problem::Problem,
     request_key::RequestKey,
     route::RouteSettings,
     scope::{self, Authenticated},
+    state::Shared,
     tenants::{Held, InHand},
     verify_digest::mismatch,
 };

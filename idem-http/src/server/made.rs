@@ -7,10 +7,11 @@ use http::Response;
 use idem_core::{HandlerError, Ran, ResultBody, RunOnceError, WorkError, store::Store};
 
 use super::{
-    Shared, answer,
+    answer,
     error::{self, Judged, Wish},
     problem::Problem,
     run::Ended,
+    state::Shared,
 };
 
 /// The response of the last run, apart from the part that is kept.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::{ask::decoded, builder::Limits, fingerprint::Fingerprint};
+use super::{fingerprint::Fingerprint, state::Limits};
 use crate::outcomes::is_known;
 
 /// A route's name.
@@ -49,6 +49,27 @@ pub(super) fn asked_for<'r>(routes: &'r [String], query: Option<&str>) -> Result
         ));
     }
     Ok(meant)
+}
+
+/// What is percent-encoded, as text.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn decoded(encoded: &str) -> Result<String, &'static str> {
+    let mut rest = encoded.bytes();
+    let mut bytes = Vec::new();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+                let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
+                let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
+                decoded.ok_or("a percent sign in the path is not followed by two hexadecimal digits")?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).map_err(|_| "the last part of the path, decoded, is no UTF-8")
 }
 
 /// Whether a request of this method and path may be one to the route. A proxy may have put parts before the path, or taken some away.

@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
 
 use super::{
-    Shared,
     answer::{self, Times},
     counts::{FIRST, REPLAYED},
     error, fingerprint,
@@ -25,6 +24,7 @@ use super::{
     gates::{self, Admitted},
     problem::{Part, Problem},
     route::{RouteName, RouteSettings},
+    state::Shared,
 };
 use crate::outcomes;
 

@@ -57,8 +57,7 @@ UNION ALL
 SELECT 'warning', pg_catalog.format('the last start of %s, at %s, said: %s', c.name, start.at, said),
     'Fix it at the broker or in the workers'' settings; their next start says whether it is gone'
 FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL pg_catalog.regexp_split_to_table(start.details, E'\n') AS said
--- The second is no warning: workers from before 0007_broker_horizon left it here.
-WHERE said <> '' AND said NOT LIKE 'the broker may deliver again for %'
+WHERE said <> ''
 UNION ALL
 SELECT 'notice', pg_catalog.format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
     pg_catalog.format('Run idem consumers resume %s once the reason is gone', c.name)

@@ -165,7 +165,7 @@ pub struct StoredDeadLetter {
     pub attempts: u32,
     /// The last error.
     pub error: String,
-    /// Shared by all dead letters that failed alike; `None` where an older release set it aside.
+    /// Shared by all dead letters that failed alike; `None` where this build cannot read it.
     pub fingerprint: Option<Fingerprint>,
     /// How many equal messages it stands for.
     pub copies: u64,

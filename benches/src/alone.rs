@@ -6,7 +6,7 @@ use std::{error::Error, process::Stdio};
 use serde_json::{Value, json};
 
 use crate::{
-    amqp, calls, engine, http, kafka, relay,
+    calls, engine, http, kafka, relay,
     report::{Line, Table},
 };
 
@@ -21,7 +21,6 @@ pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
         [what, line, url] if what == "calls-on-one-thread" => calls::on_one_thread(line, url),
         [what, messages] if what == "engine" => runtime.block_on(engine::memory(messages.parse()?)),
         [what, topic, messages] if what == "kafka" => runtime.block_on(kafka::resident(topic, messages.parse()?)),
-        [what, queue, messages] if what == "rabbitmq" => runtime.block_on(amqp::resident(queue, messages.parse()?)),
         [what, way, driver, url] if what == "http" => {
             runtime.block_on(http::serve(way, driver, url)).map(|()| Value::Null)
         }

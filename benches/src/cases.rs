@@ -1,4 +1,4 @@
-//! The tables of PostgreSQL on one machine: the two works beside their baselines, and one axis at a time from a base case.
+//! The tables of PostgreSQL on one machine: the two works next to their baselines.
 
 use std::{error::Error, time::Duration};
 
@@ -6,9 +6,8 @@ use idem_core::Concurrency;
 
 use crate::{
     by_hand::ByHand::{Autocommit, InboxOnce, Textbook, TextbookOnPool, Transaction},
-    feed::{Feed, Keys, Redelivered},
     pgbench::{Claims, PgBench},
-    postgres::{Idem, Shape, Way, compare},
+    postgres::{Idem, Way, compare},
     report::Table,
     work::Work,
 };
@@ -28,8 +27,6 @@ pub(crate) const SET: &str = "idem, set-based handler, batch 500";
 pub(crate) fn lanes(name: &str, lanes: usize) -> String {
     if lanes == 1 { format!("{name}, one lane") } else { format!("{name}, {lanes} lanes") }
 }
-
-type Lines = Vec<(String, Way)>;
 
 /// Where, how many rounds, and how long each is.
 pub(crate) type At<'a> = (&'a str, usize, Duration);
@@ -69,47 +66,4 @@ pub(crate) async fn work(work: Work, at: At<'_>) -> Result<Table, Box<dyn Error>
         lines.push(idem(lanes(SET, n), Idem { lanes: n, ..Idem::set(work) }));
     }
     compare(work.name(), &format!("{} of 200-byte JSON", work.name()), work, lines, at).await
-}
-
-pub(crate) async fn batches(at: At<'_>) -> Result<Table, Box<dyn Error>> {
-    let shapes = [(Shape::Each, "per-message"), (Shape::Set, "set-based")];
-    let line = |(shape, name, batch)| {
-        idem(format!("{name} handler, batch {batch}"), Idem { shape, batch, ..Idem::base(Work::Insert) })
-    };
-    let lines = shapes.into_iter().flat_map(|(shape, name)| [1, 10, 100, 500].map(|batch| (shape, name, batch)));
-    compare("batch", "insert by batch, one lane", Work::Insert, lines.map(line).collect(), at).await
-}
-
-pub(crate) async fn by_lanes(at: At<'_>) -> Result<Table, Box<dyn Error>> {
-    let base = Idem::base(Work::Purchase);
-    let shapes = [(Idem { batch: 100, ..base }, "per-message"), (Idem { shape: Shape::Set, ..base }, "set-based")];
-    let line = |(idem_, name, n)| idem(lanes(&format!("{name} handler"), n), Idem { lanes: n, ..idem_ });
-    let lines = shapes.into_iter().flat_map(|(idem, name)| [1, 2, 4, 8].map(|n| (idem, name, n)));
-    compare("lanes", "purchase by lanes, batch 100", Work::Purchase, lines.map(line).collect(), at).await
-}
-
-/// The line that a target is about.
-pub(crate) const ALL_COPIES: &str = "nothing but duplicates, batch 500";
-
-pub(crate) async fn duplicates(at: At<'_>) -> Result<Table, Box<dyn Error>> {
-    let base = Idem::base(Work::Insert);
-    let of = |redelivered| Feed { redelivered, ..base.feed };
-    let lines: Lines = vec![
-        idem("no duplicates, batch 100", base),
-        idem("one message in ten a duplicate, batch 100", Idem { feed: of(Redelivered::EachTenth), ..base }),
-        idem("nothing but duplicates, batch 100", Idem { feed: of(Redelivered::All), ..base }),
-        idem(ALL_COPIES, Idem { feed: of(Redelivered::All), batch: 500, ..base }),
-    ];
-    compare("duplicates", "insert by share of duplicates, no cache, one lane", Work::Insert, lines, at).await
-}
-
-pub(crate) async fn keys(at: At<'_>) -> Result<Table, Box<dyn Error>> {
-    let base = Idem::set(Work::Insert);
-    let of = |keys| Idem { feed: Feed { keys, ..base.feed }, ..base };
-    let lines: Lines = vec![
-        idem("UUIDv4 keys", of(Keys::V4)),
-        idem("UUIDv7 keys", of(Keys::V7)),
-        idem("text keys of 21 bytes", of(Keys::Text)),
-    ];
-    compare("keys", "insert by kind of key, set-based, batch 500, one lane", Work::Insert, lines, at).await
 }

@@ -5,28 +5,6 @@ use uuid::{Builder, Uuid};
 
 use crate::work::{CUSTOMERS, Work};
 
-/// How the keys are spelled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keys {
-    V4,
-    V7,
-    Text,
-}
-
-impl Keys {
-    fn of(self, n: usize) -> String {
-        match self {
-            Self::V4 => random(n).to_string(),
-            // Ten a millisecond, as from a producer in full swing.
-            Self::V7 => {
-                let [first @ .., _, _, _, _, _, _] = random(n).into_bytes();
-                Builder::from_unix_timestamp_millis(1_700_000_000_000 + n as u64 / 10, &first).into_uuid().to_string()
-            }
-            Self::Text => format!("purchase/{n:012}"),
-        }
-    }
-}
-
 /// A version-4 UUID that is the same for the same number.
 fn random(n: usize) -> Uuid {
     // SplitMix64: neighbours have nothing in common.
@@ -38,16 +16,6 @@ fn random(n: usize) -> Uuid {
     };
     let bits = (u128::from(mix(1)) << 64) | u128::from(mix(0xA5A5_A5A5));
     Builder::from_random_bytes(bits.to_be_bytes()).into_uuid()
-}
-
-/// Which messages come again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Redelivered {
-    None,
-    /// Each tenth message is a copy of the one 5,000 before it.
-    EachTenth,
-    /// After the first 2,000, every message is a copy of one of them.
-    All,
 }
 
 /// Which messages touch one customer's balance, and on which lanes.
@@ -64,8 +32,6 @@ pub(crate) enum Spread {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Feed {
     pub(crate) work: Work,
-    pub(crate) keys: Keys,
-    pub(crate) redelivered: Redelivered,
     pub(crate) spread: Spread,
     /// The number of the first message: a table that is measured again needs new keys.
     pub(crate) first: usize,
@@ -74,23 +40,15 @@ pub(crate) struct Feed {
 impl Feed {
     /// Fresh messages with UUIDv4 keys, those of one customer on one lane.
     pub(crate) fn fresh(work: Work) -> Self {
-        Self { work, keys: Keys::V4, redelivered: Redelivered::None, spread: Spread::ByCustomer, first: 0 }
+        Self { work, spread: Spread::ByCustomer, first: 0 }
     }
-
-    /// How many keys there are before nothing but copies comes.
-    pub(crate) const KEYS: usize = 2_000;
 
     pub(crate) fn message(&self, n: usize) -> Message {
         let n = self.first + n;
-        let n = match self.redelivered {
-            Redelivered::EachTenth if n % 10 == 9 && n > 5_000 => n - 5_000,
-            Redelivered::All => n % Self::KEYS,
-            Redelivered::None | Redelivered::EachTenth => n,
-        };
         let hot = self.spread == Spread::OneHotRow && n % 100 == 50;
         // A step without a factor in common with their number, so that all have their turn.
         let customer = if hot { 0 } else { n * 7_919 % CUSTOMERS };
-        let message = self.work.message(customer, self.keys.of(n));
+        let message = self.work.message(customer, random(n).to_string());
         match self.spread {
             Spread::ByCustomer | Spread::OneHotRow if !hot => message.with_ordering_key(Work::lane_of(customer)),
             Spread::ByCustomer | Spread::OneHotRow | Spread::ByKey => message,

@@ -2,7 +2,6 @@
 //! machine that drifts is no table that slows down; sizes, WAL, and a partitioned variant.
 
 pub(crate) mod fill;
-pub(crate) mod steady;
 
 use std::error::Error;
 

@@ -7,12 +7,10 @@
 )]
 
 mod alone;
-mod amqp;
 mod backlog;
 mod by_hand;
 mod calls;
 mod cases;
-mod cleanup;
 mod drain;
 mod engine;
 mod events;
@@ -30,7 +28,6 @@ mod plots;
 mod postgres;
 mod relay;
 mod report;
-mod sqlite;
 mod targets;
 mod work;
 
@@ -47,9 +44,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some((alone::FLAG, rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         println!("{}", alone::measure(rest)?);
         return Ok(());
-    }
-    if let Some((cleanup::FLAG, rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        return tokio::runtime::Runtime::new()?.block_on(cleanup::measure(&url()?, rest));
     }
     match options::parse(arguments)? {
         Asked::List => options::list(),
@@ -86,12 +80,7 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
         }
         "insert" => vec![cases::work(Work::Insert, at).await?],
         "purchase" => vec![cases::work(Work::Purchase, at).await?],
-        "batch" => vec![cases::batches(at).await?],
-        "lanes" => vec![cases::by_lanes(at).await?],
-        "duplicates" => vec![cases::duplicates(at).await?],
-        "keys" => vec![cases::keys(at).await?],
         "alone" => calls::all(at).await?,
-        "sqlite" => vec![sqlite::insert(at).await?],
         "latency" => latency::single(&url, rounds, size.latency).await?,
         "hot-row" => hot::row(at).await?,
         "network-1ms" => network::works(at, &[1.0], &network::FEW).await?,
@@ -103,11 +92,6 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
                 kafka::duplicates(&url, &brokers, rounds, size.duplicates).await?,
                 kafka::memory(&url, &brokers, size.backlog).await?,
             ]
-        }
-        "rabbitmq" => {
-            let broker = rabbitmq()?;
-            let insert = amqp::insert(&url, &broker, rounds, size.broker).await?;
-            vec![insert, amqp::memory(&url, &broker, size.backlog / 5).await?]
         }
         "events" => events::all(at).await?,
         "relay" => relay::rate(&url, &brokers()?, rounds, size.relay).await?,
@@ -122,7 +106,6 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
         "http-latency" => http::latency(http_at).await?,
         "http-memory" => vec![http::memory(&url, options.minutes).await?],
         "growth" => growth::measure(at, options.rows).await?,
-        "steady" => growth::steady::measure(at, options.rows).await?,
         _ => return Err(format!("there is no case {case}; ./bench --list names them all").into()),
     })
 }
@@ -135,9 +118,4 @@ fn url() -> Result<String, &'static str> {
 /// Where Kafka is.
 fn brokers() -> Result<String, &'static str> {
     std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")
-}
-
-/// Where RabbitMQ is.
-fn rabbitmq() -> Result<String, &'static str> {
-    std::env::var("IDEM_AMQP_URL").map_err(|_| "IDEM_AMQP_URL is not set; ./bench sets it")
 }

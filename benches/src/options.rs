@@ -78,7 +78,7 @@ enum When {
 }
 
 /// Every case: its name, when it is measured, and what it is.
-const CASES: [(&str, When, &str); 28] = [
+const CASES: [(&str, When, &str); 21] = [
     ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
     ("memory", When::Always, "resident memory over millions of messages through the engine"),
     ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
@@ -86,14 +86,8 @@ const CASES: [(&str, When, &str); 28] = [
     ("latency", When::Always, "single messages at low load: p50 and p99"),
     ("alone", When::Full, "one message a call, at 1, 16 and 64 callers: idem beside the textbook and pgbench"),
     ("network-1ms", When::Always, "both works with 1 ms added to each round trip"),
-    ("batch", When::Full, "insert by batch: 1, 10, 100, 500"),
-    ("lanes", When::Full, "purchase by lanes: 1, 2, 4, 8"),
-    ("duplicates", When::Full, "insert with 0, 10 and 100 % duplicates"),
-    ("keys", When::Full, "insert with UUIDv4, UUIDv7 and text keys"),
     ("hot-row", When::Full, "purchase where lanes share rows"),
-    ("sqlite", When::Full, "insert on SQLite"),
     ("kafka", When::Always, "from Kafka to PostgreSQL"),
-    ("rabbitmq", When::Always, "from RabbitMQ to PostgreSQL"),
     ("events", When::Asked, "what an event or an answer a message costs, on both stores; with --rounds 9 four minutes"),
     ("relay", When::Asked, "a backlog of events from PostgreSQL to Kafka: the relay beside the loops by hand"),
     ("relay-times", When::Asked, "from commit to confirmation at half load, and from a kill to the next relay"),
@@ -105,7 +99,6 @@ const CASES: [(&str, When, &str); 28] = [
     ("http-memory", When::Asked, "resident memory at full load, for --minutes N (2); needs wrk"),
     ("network", When::Asked, "both works at 0, 0.5, 1 and 5 ms, on both stores; 15 minutes"),
     ("growth", When::Asked, "up to --rows N (50 million) in the table; 40 minutes and 40 GB of disk"),
-    ("steady", When::Asked, "three turnovers of up to 20 million rows, then cleanup at the rate of intake"),
     ("instructions", When::Asked, "the engine alone under valgrind: instructions a message; a minute"),
 ];
 

@@ -1,4 +1,4 @@
-//! The pictures of docs/performance.md and benches/README.md, drawn from a file of figures: throughput by round trip, batch, lanes and rows.
+//! The pictures of docs/performance.md and benches/README.md, drawn from a file of figures: throughput by round trip and rows.
 
 mod chart;
 
@@ -17,8 +17,6 @@ const FOLDER: &str = "docs/img";
 pub(crate) fn write(tables: &[Table]) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(FOLDER)?;
     let mut charts = Work::ALL.map(|work| by_round_trip(work, tables)).to_vec();
-    charts.push(by_suffix(tables, "batch", "messages in a batch", ", batch "));
-    charts.push(by_suffix(tables, "lanes", "lanes", " handler, "));
     charts.push(by_rows(tables));
     for chart in charts.into_iter().filter(Chart::has_points) {
         let file = format!("{FOLDER}/{}.svg", chart.name);
@@ -45,25 +43,6 @@ fn by_round_trip(work: Work, tables: &[Table]) -> Chart {
         labels: at.iter().map(|(delay, _)| (*delay).to_owned()).collect(),
         series: lines.map(|line| (line.to_owned(), at.iter().map(|(_, table)| median(table, line)).collect())).to_vec(),
     }
-}
-
-/// A table whose lines are named after a series and, behind `separator`, a place on the axis.
-fn by_suffix(tables: &[Table], id: &str, axis: &'static str, separator: &str) -> Chart {
-    let (mut title, mut labels, mut series) = (String::new(), Vec::<String>::new(), Vec::<(String, Vec<f64>)>::new());
-    if let Some(table) = tables.iter().find(|table| table.id == id) {
-        title.clone_from(&table.title);
-        for line in &table.lines {
-            let Some((name, label)) = line.name.split_once(separator) else { continue };
-            if !labels.iter().any(|known| known == label) {
-                labels.push(label.to_owned());
-            }
-            match series.iter_mut().find(|(known, _)| known == name) {
-                Some((_, points)) => points.push(line.median()),
-                None => series.push((name.to_owned(), vec![line.median()])),
-            }
-        }
-    }
-    Chart { name: id.to_owned(), title, axis, scale: Scale::Linear, labels, series }
 }
 
 fn by_rows(tables: &[Table]) -> Chart {

@@ -67,7 +67,7 @@ impl Idem {
             Shape::Set => consumer.batch_handler(work),
         };
         // A lane's first messages run alone until a batch's worth of them is through, and keys are uneven over lanes.
-        let warm_up = (self.lanes * self.batch * 3 / 2).max(Feed::KEYS);
+        let warm_up = (self.lanes * self.batch * 3 / 2).max(2_000);
         let make = Box::new(move |n| feed.message(n));
         backlog::consume_for(consumer.build()?, self.batch, warm_up, time, make).await
     }

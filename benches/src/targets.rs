@@ -6,16 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     calls,
-    cases::{
-        ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, ONE_BY_ONE_TOKIO, PGBENCH_16, PIPELINED, SET, TEXTBOOK, TRANSACTION,
-        lanes,
-    },
+    cases::{AUTOCOMMIT, EACH, ONE_BY_ONE, ONE_BY_ONE_TOKIO, PGBENCH_16, PIPELINED, SET, TEXTBOOK, TRANSACTION, lanes},
     engine::{CACHED, FRESH, SILENT},
     events,
-    growth::{
-        EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE,
-        steady::{EACH_TABLE, SET_TABLE, WITH, WITHOUT},
-    },
+    growth::{EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE},
     hot, http, latency, network, relay,
     report::{Line, Table, number},
 };
@@ -190,13 +184,6 @@ fn others() -> impl IntoIterator<Item = Target> {
     [
         Target::new("duplicates from the cache, one core, a second", "engine", "cached", CACHED, BeAtLeast(500_000.0)),
         Target::new(
-            "duplicates through PostgreSQL, a second",
-            "duplicates",
-            "duplicates",
-            ALL_COPIES,
-            BeAtLeast(60_000.0),
-        ),
-        Target::new(
             "p99 of a single message at low load, over (b)'s",
             "latency",
             "latency-p99",
@@ -235,16 +222,6 @@ fn others() -> impl IntoIterator<Item = Target> {
             .over(EMPTY_EACH),
         Target::new("50 M rows, set-based, over none", "growth", LARGEST_TABLE, GROWN_SET, BeAtLeast(0.9))
             .over(EMPTY_SET),
-        Target::new(
-            "steady state, per-message handler, over never cleaned",
-            "steady",
-            EACH_TABLE,
-            WITH,
-            BeAtLeast(0.9),
-        )
-        .over(WITHOUT),
-        Target::new("steady state, set-based, over never cleaned", "steady", SET_TABLE, WITH, BeAtLeast(0.9))
-            .over(WITHOUT),
     ]
 }
 

@@ -127,3 +127,33 @@ fn reach<'a>(needs: &'a Needs, from: &'a String) -> BTreeSet<&'a String> {
     }
     found
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test anything unexpected is a failure")]
+mod tests {
+    use super::*;
+
+    /// Names are followed through re-exports, tests and comments are not read.
+    #[test]
+    fn circles_and_detours_are_found() {
+        let folder = std::env::temp_dir().join(format!("idem-rooms-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("src/hall")).unwrap();
+        let write = |path: &str, text: &str| std::fs::write(folder.join("src").join(path), text).unwrap();
+        write("lib.rs", "mod hall; mod cellar; mod roof; pub use hall::Door;");
+        write(
+            "hall.rs",
+            "mod stairs; pub use stairs::Step; pub struct Door;\nfn down() { crate::cellar::dig(r#\"crate::roof::x\"#, '\"') }",
+        );
+        write("hall/stairs.rs", "pub struct Step; // crate::roof::Tile");
+        write(
+            "cellar.rs",
+            "pub fn dig() {}\nuse crate::{hall::{Door, self}, roof};\nfn up() -> hall::Step { roof::tile() }",
+        );
+        write("roof.rs", "pub fn tile() {}\n#[cfg(test)] mod tests { use crate::hall::Door; }");
+        let found = rooms(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found.files, [["cellar.rs", "hall.rs"]]);
+        assert_eq!(found.rooms, [["cellar", "hall"]]);
+        assert_eq!(found.detours, ["cellar.rs:3: hall::Step"]);
+    }
+}

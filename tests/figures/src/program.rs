@@ -104,10 +104,7 @@ impl Program {
         let screen = |flag: &str| printed(Command::new(self.target.join("debug").join(NAME)).arg(flag));
         let first = flags(&screen("-h")?);
         let all = flags(&screen("--help-all").or_else(|_| screen("--help"))?);
-        // These say something and end.
-        let says = |flag: &Flag| ["--help", "--help-all", "--version"].contains(&flag.name.as_str());
-        let bare = all.iter().filter(|flag| !flag.has_variable && !says(flag));
-        Ok((first.len(), bare.count()))
+        Ok((first.len(), all.iter().filter(|flag| !flag.has_variable).count()))
     }
 }
 
@@ -122,7 +119,7 @@ struct Flag {
     has_variable: bool,
 }
 
-/// The flags of a screen of help: each begins a line, and what follows belongs to it.
+/// The flags of a screen of help: each begins a line, and what follows belongs to it. Those that only print something are no settings.
 fn flags(screen: &str) -> Vec<Flag> {
     let mut found: Vec<Flag> = Vec::new();
     for line in screen.lines() {
@@ -136,6 +133,7 @@ fn flags(screen: &str) -> Vec<Flag> {
             flag.has_variable |= line.contains("[env: ");
         }
     }
+    found.retain(|flag| !["--help", "--help-all", "--version"].contains(&flag.name.as_str()));
     found
 }
 

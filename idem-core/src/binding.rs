@@ -1,6 +1,6 @@
 //! The record of the first start of a consumer's name, and whether a later start agrees with it.
 
-use crate::{error::StoreError, store::Registration};
+use crate::{error::StoreError, store::registration::Registration};
 
 /// The binding of a consumer's name, for all its tenants. An empty text binds nothing.
 ///

@@ -1,15 +1,16 @@
 //! When expired records are removed, and in steps of what size.
 
-mod runner;
+pub(crate) mod runner;
 
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::error::{ConfigError, StoreError};
-use crate::setters::setters;
-
-pub use self::runner::{Cleanup, CleanupReport, CleanupState, CleanupView};
+use crate::{
+    cleanup::runner::CleanupReport,
+    error::{ConfigError, StoreError},
+    setters::setters,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -1,6 +1,6 @@
 //! Messages that are set aside: why, in which form they are stored and published, and how they are replayed.
 
-mod identity;
+pub(crate) mod identity;
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use crate::{
     error::SourceError,
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{ConsumerName, Headers, Message},
+    message::{ConsumerName, Message, headers::Headers},
     store::{HashRuleId, ScopeId},
 };
 

@@ -78,10 +78,8 @@ pub async fn hit(_point: &'static str) -> Result<(), Injected> {
 }
 
 #[cfg(feature = "failpoints")]
-mod life;
+pub(crate) mod life;
 
-#[cfg(feature = "failpoints")]
-pub(crate) use self::life::mortal;
 #[cfg(feature = "failpoints")]
 pub use self::{
     armed::{Action, arm, disarm_all, hit},
@@ -98,7 +96,10 @@ mod armed {
 
     use tokio::sync::Notify;
 
-    use super::{Fate, Injected, Life};
+    use crate::failpoint::{
+        Injected,
+        life::{Fate, Life},
+    };
 
     /// The action that a failpoint takes.
     #[derive(Debug, Clone)]
@@ -193,7 +194,7 @@ mod armed {
         /// Tests of users have them compiled in, and stacks of 2 MiB.
         #[test]
         fn a_failpoint_that_is_not_armed_takes_no_room() {
-            let size = size_of_val(&hit(super::super::CLAIMED));
+            let size = size_of_val(&hit(crate::failpoint::CLAIMED));
             assert!(size <= 64, "{size} bytes");
         }
     }

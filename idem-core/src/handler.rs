@@ -1,24 +1,19 @@
 //! The traits that users write.
 
-mod around;
-mod error;
-mod function;
+pub(crate) mod around;
+pub(crate) mod error;
+pub(crate) mod function;
 
 use std::{borrow::Cow, fmt, future::Future, sync::Arc};
 
 use async_trait::async_trait;
 
-pub(crate) use self::error::with_causes;
-pub use self::{
-    around::{Around, AroundFn, Next},
-    error::{CannotRepeat, HandlerError, chain},
-    function::{FnHandler, HandlerFn, JsonFn, JsonHandler, handler_fn, json_fn},
-};
 use crate::{
+    handler::{around::Around, error::HandlerError},
     json::MemberError,
     key::JsonMember,
-    message::{DecodePayloadError, Message},
-    store::{Store, Tx},
+    message::{Message, decode_error::DecodePayloadError},
+    store::{Store, tx::Tx},
 };
 
 /// Handles one message inside the transaction that also records its key.

@@ -4,7 +4,12 @@ use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
-use crate::{handler::TypePlace, json, key::JsonMember, message::Message};
+use crate::{
+    handler::TypePlace,
+    json::{self, exact},
+    key::JsonMember,
+    message::Message,
+};
 
 /// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,7 +154,7 @@ impl JsonMembers {
     }
 
     fn canonical(&self, payload: &[u8]) -> Result<String, String> {
-        let mut tree = json::exact(payload)?;
+        let mut tree = exact::exact(payload)?;
         let mut out = String::with_capacity(payload.len());
         match self.mode {
             Mode::Without => {

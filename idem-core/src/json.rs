@@ -1,6 +1,6 @@
 //! JSON as the engine needs it: one member by pointer, depth, and a canonical form, each refusing repeated members.
 
-mod exact;
+pub(crate) mod exact;
 
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
@@ -8,8 +8,6 @@ use serde::{
     Deserialize,
     de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-
-pub(crate) use self::exact::exact;
 
 /// JSON deeper than this is refused before it is parsed (S10).
 pub(crate) const DEPTH_MAX: usize = 64;

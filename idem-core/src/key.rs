@@ -1,7 +1,7 @@
 //! Where a message's idempotency key comes from, and what a key may look like.
 
 mod cloud_event;
-mod shown;
+pub(crate) mod shown;
 
 use std::{fmt, sync::Arc};
 
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 pub use self::cloud_event::CloudEvent;
-pub(crate) use self::shown::in_text;
+
 pub use self::shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with};
 use crate::{
     json::{self, MemberError},

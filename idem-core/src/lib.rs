@@ -43,38 +43,69 @@ pub use uuid::Uuid;
 pub use self::spawn::finished;
 
 pub use self::{
-    cleanup::{Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, LastCleanup},
+    cleanup::{
+        CleanupSettings, LastCleanup,
+        runner::{Cleanup, CleanupReport, CleanupState, CleanupView},
+    },
     config::{
         Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX, Effects,
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{
-        Decided, DedupConsumer, DedupConsumerBuilder, Keep, KeyState, Once, Ran, RunOnce, RunOnceError, Running,
-        SetAside, WorkError, Working,
+        DedupConsumer,
+        answers::Decided,
+        builder::DedupConsumerBuilder,
+        guard::{Once, Running},
+        run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
+        set_aside::{Keep, SetAside},
     },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
-        Around, AroundFn, BatchAnswer, BatchHandler, BoxHandler, CannotRepeat, FnHandler, Handler, HandlerError,
-        HandlerFn, JsonFn, JsonHandler, Next, TypePlace, chain, handler_fn, json_fn,
+        BatchAnswer, BatchHandler, BoxHandler, Handler, TypePlace,
+        around::{Around, AroundFn, Next},
+        error::{CannotRepeat, HandlerError, chain},
+        function::{FnHandler, HandlerFn, JsonFn, JsonHandler, handler_fn, json_fn},
     },
     hash::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, WithType,
         hash_fn,
     },
-    key::{IdempotencyKey, KeyError, KeyPolicy, KeySecret, KeySource, hide_keys_with},
-    message::{
-        ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
-        UNREADABLE_HEADERS,
+    key::{
+        IdempotencyKey, KeyError, KeyPolicy, KeySource,
+        shown::{KeySecret, hide_keys_with},
     },
-    outbox::{Destination, Event, IdForm, NotKept, PublishError, Relay, ResultBody, Route, StoredResult},
+    message::{
+        ConsumerName, Message, OrderingKey, Origin, ParseNameError, Tenant, UNREADABLE_HEADERS,
+        decode_error::DecodePayloadError, headers::Headers,
+    },
+    outbox::{
+        event::{Destination, Event, PublishError},
+        id::IdForm,
+        relay::{Relay, settings::Route},
+        result::{NotKept, ResultBody, StoredResult},
+    },
     outcome::{ConflictKind, Decision, Durable, Failure},
     policy::WaitCause,
     retry::RetryPolicy,
     router::{Router, UnknownTypeError},
     source::Source,
     span::{Exactly, Roughly},
-    store::{ControlState, HandingIn, Recorded, Retention, Store, Tx},
-    worker::{Incident, IncidentKind, Load, Pause, Summary, Wait, Worker, WorkerBuilder, WorkerError, WorkerView},
+    store::{
+        ControlState, Retention, Store,
+        claim::Recorded,
+        tx::{HandingIn, Tx},
+    },
+    worker::{
+        Worker, WorkerError,
+        builder::WorkerBuilder,
+        pause::Pause,
+        view::{
+            Load, WorkerView,
+            incidents::{Incident, IncidentKind},
+            stats::Summary,
+            waits::Wait,
+        },
+    },
 };
 pub use tokio_util::sync::CancellationToken;

@@ -1,7 +1,7 @@
 //! A message as the broker delivered it: payload, headers and identity.
 
-mod decode_error;
-mod headers;
+pub(crate) mod decode_error;
+pub(crate) mod headers;
 mod senders_key;
 
 use std::{
@@ -18,11 +18,12 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-pub use self::{decode_error::DecodePayloadError, headers::Headers};
 use crate::{
+    bugs::Bug,
     json,
-    key::{IdempotencyKey, check_text, in_text},
-    outbox::{IdForm, derived_id},
+    key::{IdempotencyKey, check_text, shown::in_text},
+    message::{decode_error::DecodePayloadError, headers::Headers},
+    outbox::id::{IdForm, derived_id},
 };
 
 /// The name that scopes a consumer's keys: two consumers with one database each run every message.
@@ -497,7 +498,7 @@ impl Message {
     pub fn derived_key(&self, label: &str) -> Uuid {
         let mut parts = vec![b"idem:derived-key:v1".as_slice(), self.tenant().map_or("", Tenant::as_str).as_bytes()];
         parts.push(self.parts.identity.as_ref().map_or("", |identity| identity.derives_as.as_str()).as_bytes());
-        match self.key().filter(|_| !crate::bugs::planted(crate::bugs::Bug::DerivesByPlace)) {
+        match self.key().filter(|_| !crate::bugs::planted(Bug::DerivesByPlace)) {
             Some(key) => parts.push(key.as_str().as_bytes()),
             None => parts.extend([b"".as_slice(), self.place().as_bytes()]),
         }

@@ -6,20 +6,19 @@
 
 mod cloud_events;
 pub(crate) mod collect;
-mod event;
-mod id;
-mod limits;
+pub(crate) mod event;
+pub(crate) mod id;
+pub(crate) mod limits;
 mod publisher;
-mod relay;
-mod result;
-mod rows;
-mod seal;
+pub(crate) mod relay;
+pub(crate) mod result;
+pub(crate) mod rows;
+pub(crate) mod seal;
 #[cfg(feature = "seal")]
-mod sealing;
+pub(crate) mod sealing;
 
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::relay::Stopping;
 #[cfg(feature = "seal")]
 pub use self::sealing::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 pub use self::{
@@ -30,8 +29,9 @@ pub use self::{
     limits::DestinationLimits,
     publisher::{Dispatch, EventError, EventPublisher},
     relay::{
-        EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
-        Route, is_stale,
+        Relay, RelayError,
+        settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route, is_stale},
+        state::{RelayStanding, RelayView, Relayed},
     },
     result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
@@ -40,15 +40,13 @@ pub use self::{
         StoredEvent, UNDER_WAY,
     },
 };
-pub(crate) use self::{
-    collect::{Collector, HandedIn, PublishRules},
-    seal::{OfRecord, Seal, known},
-};
+
 use crate::{
     hash::PayloadHash,
-    message::{Headers, Message},
+    key::IdempotencyKey,
+    message::{Message, OrderingKey, headers::Headers},
     store::ScopeId,
-    telemetry::{TRACEPARENT, TRACESTATE},
+    telemetry::trace_context::{TRACEPARENT, TRACESTATE},
 };
 
 impl NewEvent {
@@ -70,7 +68,7 @@ impl NewEvent {
     pub fn plain(
         scope: ScopeId,
         destination: DestinationId,
-        key: crate::IdempotencyKey,
+        key: IdempotencyKey,
         event: Event,
     ) -> Result<Self, PublishError> {
         event.check()?;
@@ -84,13 +82,7 @@ impl NewEvent {
         Ok(Self::row(scope, destination, key, event, headers))
     }
 
-    fn row(
-        scope: ScopeId,
-        destination: DestinationId,
-        key: crate::IdempotencyKey,
-        event: Event,
-        headers: Headers,
-    ) -> Self {
+    fn row(scope: ScopeId, destination: DestinationId, key: IdempotencyKey, event: Event, headers: Headers) -> Self {
         let ordering_key = collect::ordering_key(&event);
         let Event { event_type, content_type, payload, .. } = event;
         let mut hasher = Sha256::new();
@@ -99,7 +91,7 @@ impl NewEvent {
             hasher.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
             hasher.update(bytes.unwrap_or_default());
         };
-        part(ordering_key.as_ref().map(crate::OrderingKey::as_bytes));
+        part(ordering_key.as_ref().map(OrderingKey::as_bytes));
         part(event_type.as_deref().map(str::as_bytes));
         part(content_type.as_deref().map(str::as_bytes));
         // The trace differs between two runs of one message.

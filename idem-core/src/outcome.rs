@@ -6,9 +6,12 @@ use crate::{
     bugs::{self, Bug},
     dead_letter::Reason,
     error::ErrorClass,
-    handler::HandlerError,
+    handler::error::HandlerError,
     hash::PayloadHash,
-    store::{Claim, Claimed, HashRuleId, Recorded},
+    store::{
+        HashRuleId, RunId,
+        claim::{Claim, Claimed, Recorded},
+    },
 };
 
 /// Permission to run a handler: made by a claim that was won, and used up by the run.
@@ -116,7 +119,7 @@ pub(crate) fn verdict(
         Claimed::Found(recorded) => compare(claim, recorded, rehash),
         Claimed::NotInserted if bugs::planted(Bug::ZeroRowsAreADuplicate) => {
             let Claim { key, hash, hash_rule, .. } = claim.clone();
-            let (processed_at, processed_by) = (std::time::SystemTime::UNIX_EPOCH, crate::store::RunId(0));
+            let (processed_at, processed_by) = (std::time::SystemTime::UNIX_EPOCH, RunId(0));
             let recorded = Recorded { key, hash, hash_rule, processed_at, processed_by, expires_at: None };
             Verdict::Duplicate(recorded, Durable::read_back())
         }

@@ -3,10 +3,10 @@
 use std::{borrow::Cow, collections::HashMap, fmt};
 
 use crate::{
-    handler::{BoxHandler, Handler, HandlerError, TypePlace},
+    handler::{BoxHandler, Handler, TypePlace, error::HandlerError},
     key::JsonMember,
     message::Message,
-    store::{Store, Tx},
+    store::{Store, tx::Tx},
 };
 
 /// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never

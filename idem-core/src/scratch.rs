@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, future::Future, sync::Arc};
 
 use crate::{
     error::BoxError,
-    store::{Store, Tx},
+    store::{Store, tx::Tx},
 };
 
 /// A row: its columns by name, each as text; `None` for NULL.

@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "failpoints")]
-use crate::failpoint::mortal;
+use crate::failpoint::life::mortal;
 
 #[cfg(not(feature = "failpoints"))]
 fn mortal<F: Future>(future: F) -> F {

@@ -1,13 +1,13 @@
 //! For those who write a store: the edge to the database, which holds the record of the keys in the handlers' own
 //! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
 
-mod claim;
-mod describe;
+pub(crate) mod claim;
+pub(crate) mod describe;
 mod interned;
-mod registration;
-mod tx;
-mod unit;
-mod usage;
+pub(crate) mod registration;
+pub(crate) mod tx;
+pub(crate) mod unit;
+pub(crate) mod usage;
 
 use std::{
     fmt,
@@ -32,7 +32,7 @@ pub use crate::{
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
     dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{ClaimError, CommitError, StoreError},
-    outbox::{AppendError, Appended, KeptResult, Outbox},
+    outbox::rows::{AppendError, Appended, KeptResult, Outbox},
 };
 use crate::{
     error::{BoxError, ErrorClass},

@@ -5,15 +5,10 @@
 //! before. Spans are `tracing` spans of level DEBUG. Without a recorder or a subscriber that wants them neither costs
 //! anything. A key stands on spans and events only, never on a metric; a payload stands nowhere.
 
-mod handles;
-mod spans;
-mod trace_context;
+pub(crate) mod handles;
+pub(crate) mod spans;
+pub(crate) mod trace_context;
 
-pub(crate) use self::{
-    handles::{Cause, RelayMetrics, UnitMetrics, WorkerMetrics, counter},
-    spans::{Destination, process, receive, settle, unit},
-    trace_context::{TRACEPARENT, TRACESTATE},
-};
 pub use self::{
     spans::{Link, link_spans_with, request},
     trace_context::TraceContext,

@@ -9,8 +9,8 @@ use std::{
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Backlog, Cleaner, CleanupSettings, Expiring, Removal, Removed};
 use crate::{
+    cleanup::{Backlog, Cleaner, CleanupSettings, Expiring, Removal, Removed},
     error::{ConfigError, ErrorClass, StoreError},
     failpoint,
 };

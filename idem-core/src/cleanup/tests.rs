@@ -3,7 +3,7 @@ use std::{collections::VecDeque, sync::Arc, sync::Mutex};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::error::ErrorClass;
+use crate::{cleanup::runner::Cleanup, error::ErrorClass};
 
 #[test]
 fn steps_shrink_after_a_failure_and_grow_back() {

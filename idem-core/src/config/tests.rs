@@ -1,5 +1,5 @@
 use super::*;
-use crate::Exactly;
+use crate::span::Exactly;
 
 fn consumer() -> ConsumerSettings {
     ConsumerSettings::new(None)

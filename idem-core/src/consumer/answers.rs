@@ -2,21 +2,29 @@
 
 use std::borrow::Borrow;
 
-use super::{
-    Inner, Item,
-    claim::{Results, one_answer_each},
-    dedupe::Fold,
-    handlers::AllHandedIn,
-    outcomes::Outcomes,
-    unit::answered,
-};
 use crate::{
+    consumer::{
+        Inner,
+        claim::{Results, one_answer_each},
+        dedupe::Fold,
+        handlers::AllHandedIn,
+        identify::Item,
+        outcomes::Outcomes,
+        unit::answered,
+    },
     error::StoreError,
     handler::DynHandler,
     message::Message,
-    outbox::{NotKept, ResultBody, StoredResult, known},
+    outbox::{
+        result::{NotKept, ResultBody, StoredResult},
+        seal::known,
+    },
     outcome::Decision,
-    store::{Claim, Recorded, Store, UnitOfWork},
+    store::{
+        Store,
+        claim::{Claim, Recorded},
+        unit::UnitOfWork,
+    },
 };
 
 /// The result of one message, where its operation is done.

@@ -2,20 +2,24 @@
 
 use std::borrow::Borrow;
 
-use super::{
-    Inner, Item,
-    destinations::fits,
-    handlers::{AllHandedIn, HandlingError, TransactionState},
-    unit::{answered, inject},
-};
 use crate::{
     bugs::{Bug, planted},
+    consumer::{
+        Inner,
+        destinations::fits,
+        handlers::{AllHandedIn, HandlingError, TransactionState},
+        identify::Item,
+        unit::{answered, inject},
+    },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    outbox::{AppendError, Appended, NewEvent, NewResult, OfRecord},
+    outbox::{
+        rows::{AppendError, Appended, NewEvent, NewResult},
+        seal::OfRecord,
+    },
     outcome::Failure,
-    store::{Store, UnitOfWork},
+    store::{Store, unit::UnitOfWork},
 };
 
 /// Appends the events and results, and passes the failpoint between them and the seal.
@@ -118,7 +122,8 @@ fn failed<S: Store>(error: StoreError, messages: &[usize]) -> HandlingError {
     match error.class() {
         class @ (ErrorClass::Permanent | ErrorClass::Transient) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, super::describe::<S>(&error)).with_code(super::code::<S>(&error));
+            let failure = Failure::new(class, reason, crate::consumer::describe::<S>(&error))
+                .with_code(crate::consumer::code::<S>(&error));
             let failed = messages.iter().map(|index| (*index, failure.clone_text())).collect();
             HandlingError::Handlers { failed, left: TransactionState::Clean }
         }

@@ -9,19 +9,22 @@ use std::{
 
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{DedupConsumer, Inner, RunOnce, Tenants, shared_units::SharedUnits};
 use crate::{
     clock::DatabaseClock,
     config::{Concurrency, ConsumerSettings, Effects},
+    consumer::{
+        DedupConsumer, Inner, Tenants, conflicts::Conflicts, destinations::Destinations, repeats::Repeats,
+        run_once::RunOnce, shared_units::SharedUnits, transaction_use::TransactionUse,
+    },
     error::ConfigError,
     handler::{BatchHandler, Handler, Work},
     hash::HashRules,
     key::{KeyPolicy, KeySource, default_key_source},
     message::{ConsumerName, Message, Tenant},
-    outbox::{Destination, PublishRules, RESULT_BYTES_MAX, Seal},
+    outbox::{collect::PublishRules, event::Destination, result::RESULT_BYTES_MAX, seal::Seal},
     store::{Retention, Store, StoreCapabilities},
-    telemetry::UnitMetrics,
-    worker::IntakeGate,
+    telemetry::handles::UnitMetrics,
+    worker::pause::IntakeGate,
 };
 
 /// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
@@ -237,7 +240,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// a backup. Results that were kept before stay readable.
     #[cfg(feature = "seal")]
     #[must_use]
-    pub fn seals_results(mut self, keys: crate::outbox::ResultKeys) -> Self {
+    pub fn seals_results(mut self, keys: crate::outbox::sealing::ResultKeys) -> Self {
         self.seal = Some(Arc::new(keys));
         self
     }
@@ -392,9 +395,9 @@ impl<S: Store> DedupConsumerBuilder<S> {
         let inner = Inner {
             store: self.store,
             metrics: UnitMetrics::of(&name),
-            conflicts: super::Conflicts::of(&name),
+            conflicts: Conflicts::of(&name),
             turns: Arc::default(),
-            repeats: super::Repeats::default(),
+            repeats: Repeats::default(),
             source: OnceLock::new(),
             name,
             handler_name: self.handler_name,
@@ -408,7 +411,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             unprotected: self.unprotected,
             publishing: self.publishing,
             seal: self.seal,
-            destinations: super::Destinations::default(),
+            destinations: Destinations::default(),
             published: Arc::default(),
             settings: self.settings,
             clock: DatabaseClock::new(),
@@ -420,7 +423,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
-            transaction_use: super::TransactionUse::default(),
+            transaction_use: TransactionUse::default(),
             no_winner: AtomicU32::new(0),
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })

@@ -4,9 +4,14 @@ use std::{borrow::Cow, collections::HashMap};
 
 use crate::{
     error::{ClaimError, StoreError},
-    outbox::KeptResult,
+    hash::PayloadHash,
+    outbox::rows::KeptResult,
     outcome::{self, Verdict},
-    store::{Claim, Found, Store, UnitOfWork},
+    store::{
+        HashRuleId, Store,
+        claim::{Claim, Found},
+        unit::UnitOfWork,
+    },
 };
 
 /// Rounds of claim and read before a key counts as having no winner (C3).
@@ -20,7 +25,7 @@ pub(super) type Results = HashMap<usize, Option<KeptResult>>;
 pub(super) async fn claim_all<S: Store>(
     unit: &mut S::Unit<'_>,
     claims: &[Claim],
-    rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<Vec<crate::PayloadHash>>,
+    rehash: impl Fn(usize, HashRuleId) -> Option<Vec<PayloadHash>>,
     mut results: Option<&mut Results>,
 ) -> Result<Vec<Verdict>, ClaimError> {
     let mut verdicts: Vec<Option<Verdict>> = claims.iter().map(|_| None).collect();

@@ -12,13 +12,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Inner, Item, outcomes::conflict_details, repeats};
 use crate::{
+    consumer::{Inner, identify::Item, outcomes::conflict_details, repeats},
     message::ConsumerName,
     outcome::Decision,
     store::{AuditEntry, Bookkeeping as _, Store},
-    telemetry,
-    worker::Limiter,
+    telemetry::{self, handles},
+    worker::view::log_limit::Limiter,
 };
 
 /// The most keys whose conflicts are noted within [`WINDOW`].
@@ -68,7 +68,7 @@ impl Conflicts {
         Self {
             window: Mutex::default(),
             lines: Limiter::default(),
-            counted: telemetry::counter(telemetry::CONFLICTS, consumer),
+            counted: handles::counter(telemetry::CONFLICTS, consumer),
         }
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{DedupConsumer, RunOnce};
 use crate::{
+    consumer::{DedupConsumer, run_once::RunOnce},
     error::StoreError,
     store::{Bookkeeping as _, Control, Store},
-    worker::Pause,
+    worker::pause::Pause,
 };
 
 impl<S: Store> DedupConsumer<S> {

@@ -2,9 +2,9 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
-use super::Item;
 use crate::{
     bugs::{self, Bug},
+    consumer::identify::Item,
     store::ScopeId,
 };
 

@@ -8,15 +8,18 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    Inner,
-    handlers::{HandlingError, TransactionState},
-    unit::answered,
-};
 use crate::{
+    consumer::{
+        Inner,
+        handlers::{HandlingError, TransactionState},
+        unit::answered,
+    },
     dead_letter::Reason,
     error::ErrorClass,
-    outbox::{Appended, Declared, DestinationId, DestinationLimits},
+    outbox::{
+        limits::DestinationLimits,
+        rows::{Appended, Declared, DestinationId},
+    },
     outcome::Failure,
     store::Store,
 };

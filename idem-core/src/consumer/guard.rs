@@ -16,16 +16,16 @@ use tokio::{
 };
 use tracing::Instrument as _;
 
-use super::{Ran, RunOnce, RunOnceError, WorkError};
 use crate::{
+    consumer::run_once::{Ran, RunOnce, RunOnceError, WorkError},
     dead_letter::Reason,
     error::ErrorClass,
-    handler::CannotRepeat,
+    handler::error::CannotRepeat,
     message::Message,
-    outbox::ResultBody,
+    outbox::result::ResultBody,
     outcome::Failure,
     spawn,
-    store::{Store, Tx},
+    store::{Store, tx::Tx},
 };
 
 /// The answer of [`RunOnce::once`](crate::RunOnce::once).

@@ -12,18 +12,22 @@ use std::{
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tracing::{Instrument as _, Span};
 
-use super::{Inner, Item, unit::inject};
 use crate::{
     config::Concurrency,
+    consumer::{Inner, identify::Item, unit::inject},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    handler::{Answer, DynBatchHandler, DynHandler, Handled, Work},
+    handler::{Answer, BatchAnswer, DynBatchHandler, DynHandler, Handled, Work, error::HandlerError},
     message::{Message, OrderingKey},
-    outbox::{Collector, HandedIn, PublishError, ResultBody},
+    outbox::{
+        collect::{Collector, HandedIn},
+        event::PublishError,
+        result::ResultBody,
+    },
     outcome::{Failure, Ticket},
-    store::{Store, Tx, UnitOfWork},
-    telemetry,
+    store::{Store, tx::Tx, unit::UnitOfWork},
+    telemetry::spans,
 };
 
 /// Why the handlers of a unit did not all succeed.
@@ -201,7 +205,7 @@ async fn run_one<S: Store>(
     mut tx: Tx<'_, S>,
 ) -> Result<Option<HandedIn>, HandlingError> {
     let deadline = inner.settings.handler_deadline;
-    let span = telemetry::process(&inner.name, inner.source.get(), &[message]);
+    let span = spans::process(&inner.name, inner.source.get(), &[message]);
     let collector = Collector::of_one(&inner.publishing, message);
     let mut tx = tx.collecting(&collector);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
@@ -264,7 +268,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     let collector = Collector::of_many(&inner.publishing, &messages);
     let mut own = unit.tx();
     let mut tx = own.collecting(&collector);
-    let span = telemetry::process(&inner.name, inner.source.get(), &messages);
+    let span = spans::process(&inner.name, inner.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
     let answer = match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(answer)) => answer,
@@ -289,7 +293,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
 fn named<S: Store>(
     inner: &Inner<S>,
     indexes: &[usize],
-    answer: crate::BatchAnswer,
+    answer: BatchAnswer,
 ) -> Result<Vec<(usize, Failure)>, HandlingError> {
     let answers = match answer.0 {
         Answer::All => return Ok(Vec::new()),
@@ -315,7 +319,7 @@ fn for_all(indexes: &[usize], failure: Failure) -> Vec<(usize, Failure)> {
 async fn guarded<T>(
     ticket: Ticket,
     deadline: Duration,
-    call: impl Future<Output = Result<T, crate::HandlerError>> + Send,
+    call: impl Future<Output = Result<T, HandlerError>> + Send,
 ) -> Handled<T> {
     let _used = ticket;
     match tokio::time::timeout(deadline, AssertUnwindSafe(call).catch_unwind()).await {
@@ -351,8 +355,8 @@ fn late(deadline: Duration) -> Failure {
 }
 
 pub(super) fn unsealed<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
-    failure.with_code(super::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(error));
+    failure.with_code(crate::consumer::code::<S>(error))
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! Finds a message's tenant, key and hash. A message that cannot be identified is a poison message and never gets a new key.
 
-use super::{Inner, Tenants};
 use crate::{
     bugs::{self, Bug},
     caught::caught,
     config::ConsumerSettings,
+    consumer::{Inner, Tenants},
     dead_letter::Reason,
-    error::ErrorClass,
+    error::{ErrorClass, StoreError},
     hash::PayloadHash,
     key::{IdempotencyKey, OutsidePayload},
-    message::{ConsumerName, Identity, Message, UNREADABLE_HEADERS},
+    message::{ConsumerName, Identity, Message, Tenant, UNREADABLE_HEADERS},
     outcome::Failure,
-    store::{Claim, Store},
+    store::{HashRuleId, ScopeId, Store, claim::Claim},
 };
 
 /// A message with the claim of its key.
@@ -92,7 +92,8 @@ impl<S: Store> Inner<S> {
         let (scope, hash_rule) = match self.interned(&tenant).await {
             Ok(interned) => interned,
             Err(error) => {
-                let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(&error));
+                let failure =
+                    Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(&error));
                 return Err(Rejected { message, key: Some(key), failure });
             }
         };
@@ -140,16 +141,13 @@ impl<S: Store> Inner<S> {
         })?
     }
 
-    async fn interned(
-        &self,
-        tenant: &crate::Tenant,
-    ) -> Result<(crate::store::ScopeId, crate::store::HashRuleId), crate::StoreError> {
+    async fn interned(&self, tenant: &Tenant) -> Result<(ScopeId, HashRuleId), StoreError> {
         let registered = self.register(None).await?;
         let scope = match &self.tenants {
             Tenants::One(_) => registered.scope,
             Tenants::Of(_) => self.scope(tenant).await?,
         };
-        let rule = registered.hash_rules.first().copied().ok_or(crate::StoreError::Unsupported {
+        let rule = registered.hash_rules.first().copied().ok_or(StoreError::Unsupported {
             what: "intern hash rules: it answered with none, which breaks the contract of Bookkeeping::register",
         })?;
         Ok((scope, rule))

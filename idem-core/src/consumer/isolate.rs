@@ -3,19 +3,20 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{
-    End, Inner, Item,
-    answers::{self, Answers},
-    describe, run,
-    unit::inject,
-};
 use crate::{
+    consumer::{
+        Inner,
+        answers::{self, Answers},
+        describe,
+        identify::Item,
+        unit::{End, inject, run},
+    },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    handler::CannotRepeat,
+    handler::error::CannotRepeat,
     hash::PayloadHash,
-    message::Message,
+    message::{Message, OrderingKey},
     outcome::{Decision, Failure},
     policy::{self, Action, Known, Seen},
     store::{ScopeId, Store},
@@ -174,7 +175,7 @@ async fn alone<S: Store>(
     }
     let mut decisions = Vec::with_capacity(items.len());
     let mut waiting: HashSet<(ScopeId, &str)> = HashSet::new();
-    let mut ordered: HashSet<&crate::OrderingKey> = HashSet::new();
+    let mut ordered: HashSet<&OrderingKey> = HashSet::new();
     let mut failed_for_good: HashMap<(ScopeId, &str, PayloadHash), Failure> = HashMap::new();
     let mut down: Option<Failure> = None;
     for (item, known) in items.iter().zip(&mut known) {
@@ -240,6 +241,6 @@ pub(super) async fn decide_one<S: Store>(
 }
 
 pub(super) fn store_failure<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
-    failure.with_code(super::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(error));
+    failure.with_code(crate::consumer::code::<S>(error))
 }

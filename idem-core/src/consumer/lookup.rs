@@ -2,19 +2,25 @@
 
 use std::{borrow::Borrow, future::Future};
 
-use super::{
-    Inner, Item, KeyState, answers,
-    claim::{claim_all, one_answer_each},
-    outcomes::decision,
-    unit::{answered, is_lost, options, session_or_open},
-};
 use crate::{
+    consumer::{
+        Inner, answers,
+        claim::{claim_all, one_answer_each},
+        identify::Item,
+        outcomes::decision,
+        run_once::KeyState,
+        unit::{answered, is_lost, options, session_or_open},
+    },
     error::{ClaimError, ErrorClass, StoreError},
     key::IdempotencyKey,
     message::Message,
-    outbox::{NotKept, known},
+    outbox::{result::NotKept, seal::known},
     outcome::{self, Decision, Verdict},
-    store::{Claim, Found, Store, UnitOfWork},
+    store::{
+        Store,
+        claim::{Claim, Found},
+        unit::UnitOfWork,
+    },
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.

@@ -1,29 +1,29 @@
 //! [`DedupConsumer`]: decides for each message whether it is new, and runs the handler where it is.
 
-mod answers;
+pub(crate) mod answers;
 mod append;
-mod builder;
+pub(crate) mod builder;
 mod claim;
 mod conflicts;
 mod controls;
 mod dedupe;
 mod destinations;
-mod guard;
+pub(crate) mod guard;
 mod handlers;
-mod identify;
+pub(crate) mod identify;
 mod isolate;
-mod lookup;
-mod open_units;
-mod outcomes;
-#[cfg(idem_bugs)]
+pub(crate) mod lookup;
+pub(crate) mod open_units;
+pub(crate) mod outcomes;
+#[cfg(feature = "bugs")]
 mod planted;
 mod repeats;
-mod run_once;
-mod set_aside;
+pub(crate) mod run_once;
+pub(crate) mod set_aside;
 mod shared_units;
 mod transaction_use;
 mod turns;
-mod unit;
+pub(crate) mod unit;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -33,41 +33,38 @@ use std::{
 
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use self::{
-    answers::Answers, conflicts::Conflicts, destinations::Destinations, repeats::Repeats, shared_units::SharedUnits,
-    transaction_use::TransactionUse, turns::Turns,
-};
-pub use self::{
-    answers::Decided,
-    builder::DedupConsumerBuilder,
-    guard::{Once, Running},
-    run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
-    set_aside::{Keep, SetAside},
-};
-pub(crate) use self::{
-    identify::{Item, Rejected},
-    lookup::{Alone, alone_with, look_up, probe},
-    open_units::OpenUnits,
-    outcomes::conflict_details,
-    unit::{End, Gate, run},
-};
 use crate::{
     bugs::{self, Bug},
     caught::caught,
     clock::DatabaseClock,
     config::{ConsumerSettings, Effects},
+    consumer::{
+        answers::{Answers, Decided},
+        builder::DedupConsumerBuilder,
+        conflicts::Conflicts,
+        destinations::Destinations,
+        open_units::OpenUnits,
+        repeats::Repeats,
+        shared_units::SharedUnits,
+        transaction_use::TransactionUse,
+        turns::Turns,
+    },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
-    handler::Work,
+    handler::{Work, error::HandlerError},
     hash::{HashRules, PayloadHash},
     key::{KeyPolicy, KeySource},
-    message::{ConsumerName, Message, Tenant},
-    outbox::{PublishRules, Seal},
+    message::{ConsumerName, Message, Tenant, decode_error::DecodePayloadError},
+    outbox::{collect::PublishRules, event::PublishError, seal::Seal},
     outcome::{Decision, Failure},
+    router::UnknownTypeError,
     source::Attached,
     spawn,
-    store::{self, Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store, StoreIdentity},
-    telemetry::{Destination, UnitMetrics},
+    store::{
+        Bookkeeping as _, HashRuleId, ScopeId, Store, StoreIdentity,
+        registration::{Registered, Registration},
+    },
+    telemetry::{handles::UnitMetrics, spans::Destination},
 };
 
 /// Where a message's tenant comes from.
@@ -90,7 +87,7 @@ pub struct DedupConsumer<S: Store> {
 
 /// The database's code of an error, which its store finds in the chain.
 pub(crate) fn code<S: Store>(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    crate::handler::chain(error).find_map(S::code)
+    crate::handler::error::chain(error).find_map(S::code)
 }
 
 impl<S: Store> Clone for DedupConsumer<S> {
@@ -499,15 +496,15 @@ impl<S: Store> Inner<S> {
     }
 
     /// Reads a handler's error; its text quotes no payload, statement or row.
-    pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
+    pub(crate) fn failure(&self, error: HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
             // A refused event or result is refused each time.
-            let is_refused = crate::handler::chain(error.inner()).any(|link| link.is::<crate::PublishError>());
+            let is_refused = crate::handler::error::chain(error.inner()).any(|link| link.is::<PublishError>());
             let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
-            let reason = if error.downcast_ref::<crate::DecodePayloadError>().is_some() {
+            let reason = if error.downcast_ref::<DecodePayloadError>().is_some() {
                 Reason::Malformed
-            } else if error.downcast_ref::<crate::UnknownTypeError>().is_some() {
+            } else if error.downcast_ref::<UnknownTypeError>().is_some() {
                 Reason::UnknownType
             } else if class == ErrorClass::Permanent {
                 Reason::Permanent
@@ -535,11 +532,10 @@ fn check_number(consumer: &ConsumerName, known: Option<ScopeId>, now: ScopeId) -
 }
 
 /// The cause that the handler named, or that an error of core's stands for.
-fn own_cause(error: &crate::HandlerError) -> Option<&str> {
-    let decoding = || error.downcast_ref::<crate::DecodePayloadError>().map(crate::DecodePayloadError::cause);
-    let publishing = || error.downcast_ref::<crate::PublishError>().map(crate::PublishError::cause);
-    let typing =
-        || error.downcast_ref::<crate::UnknownTypeError>().filter(|error| error.0.is_none()).map(|_| "no-type");
+fn own_cause(error: &HandlerError) -> Option<&str> {
+    let decoding = || error.downcast_ref::<DecodePayloadError>().map(DecodePayloadError::cause);
+    let publishing = || error.downcast_ref::<PublishError>().map(PublishError::cause);
+    let typing = || error.downcast_ref::<UnknownTypeError>().filter(|error| error.0.is_none()).map(|_| "no-type");
     error.code().or_else(decoding).or_else(publishing).or_else(typing)
 }
 
@@ -548,7 +544,7 @@ const ERROR_CHARS_MAX: usize = 500;
 
 /// An error's [text](store::describe) in one line of bounded length.
 pub(crate) fn describe<S: Store>(error: &(dyn std::error::Error + 'static)) -> String {
-    let text = store::describe::<S>(error);
+    let text = crate::store::describe::describe::<S>(error);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
 }
 

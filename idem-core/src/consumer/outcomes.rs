@@ -2,12 +2,15 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
-use super::{Inner, Item, dedupe};
 use crate::{
+    consumer::{Inner, dedupe, identify::Item},
     dead_letter::Reason,
     error::ErrorClass,
     outcome::{self, Decision, Durable, Failure, Verdict},
-    store::{Claim, Recorded, Retention, Store},
+    store::{
+        Retention, RunId, Store,
+        claim::{Claim, Recorded},
+    },
 };
 
 pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
@@ -71,7 +74,7 @@ impl Outcomes {
         inner: &Inner<S>,
         items: &[J],
         fold: &dedupe::Fold,
-        run: crate::store::RunId,
+        run: RunId,
     ) -> Vec<Decision> {
         let followers = fold.leader.iter().enumerate();
         let followed = followers.filter_map(|(index, leader)| leader.filter(|leader| *leader != index));
@@ -96,13 +99,7 @@ impl Outcomes {
     }
 
     /// The record that a leader left or met.
-    fn record<S: Store>(
-        &self,
-        inner: &Inner<S>,
-        item: &Item,
-        index: usize,
-        run: crate::store::RunId,
-    ) -> Option<Recorded> {
+    fn record<S: Store>(&self, inner: &Inner<S>, item: &Item, index: usize, run: RunId) -> Option<Recorded> {
         if self.committed[index] {
             let claim = item.claim.as_ref()?;
             let processed_at = inner.clock.now();

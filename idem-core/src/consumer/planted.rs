@@ -2,18 +2,19 @@
 
 use std::borrow::Borrow;
 
-use super::{
-    End, Inner, Item,
-    answers::Answers,
-    append::append_all,
-    dedupe::Fold,
-    handlers::AllHandedIn,
-    unit::{answered, options},
-};
 use crate::{
+    consumer::{
+        Inner,
+        answers::Answers,
+        append::append_all,
+        dedupe::Fold,
+        handlers::AllHandedIn,
+        identify::Item,
+        unit::{End, answered, options},
+    },
     error::StoreError,
     outcome::{Decision, Durable},
-    store::{Store, UnitOfWork},
+    store::{Store, unit::UnitOfWork},
 };
 
 /// Writes results in a transaction of its own, next to a record that is committed.

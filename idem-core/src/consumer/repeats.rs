@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use crate::{outcome::Decision, store::Claim};
+use crate::{outcome::Decision, store::claim::Claim};
 
 /// This many of the latest keys are remembered at least, and twice as many at most, in 2.5 MB.
 const KEYS: usize = 65_536;
@@ -102,9 +102,10 @@ pub(super) fn digest(claim: &Claim) -> u64 {
 mod tests {
     use super::*;
     use crate::{
-        IdempotencyKey, PayloadHash,
+        hash::PayloadHash,
+        key::IdempotencyKey,
         outcome::{ConflictKind, Durable},
-        store::{HashRuleId, Recorded, Retention, RunId, ScopeId},
+        store::{HashRuleId, Retention, RunId, ScopeId, claim::Recorded},
     };
 
     fn claim(key: &str) -> Claim {

@@ -5,24 +5,27 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{
-    Inner, Item, Once, OwnSession,
-    answers::{Answers, Known},
-    guard, isolate, lookup,
-    repeats::Expected,
-};
-#[cfg(idem_bugs)]
+#[cfg(feature = "bugs")]
 use crate::bugs::{self, Bug};
 use crate::{
+    consumer::{
+        DedupConsumer, Inner, OwnSession,
+        answers::{Answers, Known},
+        builder::DedupConsumerBuilder,
+        guard::{self, Once},
+        identify::Item,
+        isolate, lookup,
+        repeats::Expected,
+    },
     error::{BoxError, ErrorClass, StoreError},
-    handler::{Handler, HandlerError},
+    handler::{Handler, error::HandlerError},
     key::{IdempotencyKey, KEY_FIELD},
-    message::{ConsumerName, DecodePayloadError, Message},
-    outbox::{NotKept, ResultBody, StoredResult},
+    message::{ConsumerName, Message, decode_error::DecodePayloadError},
+    outbox::result::{NotKept, ResultBody, StoredResult},
     outcome::{ConflictKind, Decision, Failure},
     spawn,
-    store::{Recorded, Store, Tx},
-    worker::{IntakeGate, Pause},
+    store::{Store, claim::Recorded, tx::Tx},
+    worker::pause::{IntakeGate, Pause},
 };
 
 /// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
@@ -230,13 +233,13 @@ where
 
 impl<S: Store> RunOnce<S> {
     /// Settings of one with this name on this store. The name scopes its keys.
-    pub fn builder(store: S, name: &str) -> crate::DedupConsumerBuilder<S> {
-        crate::DedupConsumer::builder(store, name)
+    pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {
+        DedupConsumer::builder(store, name)
     }
 
     /// The same on a store that others use too.
-    pub fn builder_shared(store: Arc<S>, name: &str) -> crate::DedupConsumerBuilder<S> {
-        crate::DedupConsumer::builder_shared(store, name)
+    pub fn builder_shared(store: Arc<S>, name: &str) -> DedupConsumerBuilder<S> {
+        DedupConsumer::builder_shared(store, name)
     }
 
     /// Its name.

@@ -1,9 +1,12 @@
 //! Dead letters of callers that keep their own receive loop.
 
-use super::{DedupConsumer, conflict_details};
 use crate::{
     config::{DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX},
-    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    consumer::{DedupConsumer, outcomes::conflict_details},
+    dead_letter::{
+        DeadLetter, Reason,
+        identity::{FailureKind, Fingerprint},
+    },
     error::{ErrorClass, StoreError},
     message::Message,
     outcome::{ConflictKind, Decision},

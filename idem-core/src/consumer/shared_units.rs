@@ -11,8 +11,8 @@ use tokio::sync::{
     oneshot::{self, error::RecvError},
 };
 
-use super::{Inner, Item, OwnSession, isolate};
 use crate::{
+    consumer::{Inner, OwnSession, identify::Item, isolate},
     error::{ErrorClass, StoreError},
     message::Message,
     outcome::Decision,

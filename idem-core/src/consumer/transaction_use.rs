@@ -3,8 +3,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::{DedupConsumer, Inner};
-use crate::{config::Effects, store::Store};
+use crate::{
+    config::Effects,
+    consumer::{DedupConsumer, Inner},
+    store::Store,
+};
 
 /// After this many calls without any use it is logged. More than one, because a handler may ignore a message.
 const UNUSED_MAX: u32 = 3;

@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     key::IdempotencyKey,
-    store::{Claim, ScopeId},
+    store::{ScopeId, claim::Claim},
 };
 
 type Of = (ScopeId, IdempotencyKey);

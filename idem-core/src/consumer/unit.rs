@@ -7,26 +7,28 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, error::Elapsed};
 use tracing::Instrument as _;
 
-use super::{
-    Inner, Item,
-    answers::Answers,
-    append::append_all,
-    claim::{Results, claim_all},
-    dedupe::{self, Fold},
-    handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
-    isolate::NO_LANE,
-    outcomes::Outcomes,
-};
 use crate::{
     bugs::{self, Bug},
     config::ConsumerSettings,
+    consumer::{
+        Inner,
+        answers::Answers,
+        append::append_all,
+        claim::{Results, claim_all},
+        dedupe::{self, Fold},
+        handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
+        identify::Item,
+        isolate::NO_LANE,
+        outcomes::Outcomes,
+    },
     dead_letter::Reason,
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
-    outbox::{HandedIn, ResultBody},
+    handler::error::HandlerError,
+    outbox::{collect::HandedIn, result::ResultBody},
     outcome::{self, Decision, Failure, Ticket, Verdict},
-    store::{Claim, RunId, Store, UnitOfWork, UnitOptions},
-    telemetry,
+    store::{RunId, Store, UnitOptions, claim::Claim, unit::UnitOfWork},
+    telemetry::spans,
 };
 
 /// How a unit ended.
@@ -95,7 +97,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
         Ok(session) => session,
         Err(error) => return (None, End::StoreFailed(error)),
     };
-    let span = telemetry::unit(&inner.name, items.len());
+    let span = spans::unit(&inner.name, items.len());
     let mut claimed = false;
     let asked = answers.as_deref_mut();
     let first = run_on(inner, &mut session, lane_number, items, &mut claimed, gate, asked);
@@ -152,7 +154,7 @@ pub(super) fn answered<T>(
     })
 }
 
-pub(super) fn options(settings: &ConsumerSettings, run: crate::store::RunId, lane: i32) -> UnitOptions {
+pub(super) fn options(settings: &ConsumerSettings, run: RunId, lane: i32) -> UnitOptions {
     UnitOptions {
         run,
         lane,
@@ -226,7 +228,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     #[cfg(idem_bugs)]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
         ended.ok();
-        return super::planted::in_second_unit(inner, session, items, late, (answers, &fold)).await;
+        return crate::consumer::planted::in_second_unit(inner, session, items, late, (answers, &fold)).await;
     }
     match ended {
         Ok(()) => {
@@ -325,7 +327,7 @@ struct Spoilt {
     /// Its result, where that has a status from 400 to 499 and may be final.
     declined: Option<ResultBody>,
     /// The error of the statement, where the work has noted it.
-    noted: Option<crate::HandlerError>,
+    noted: Option<HandlerError>,
 }
 
 impl Spoilt {
@@ -345,8 +347,8 @@ impl Spoilt {
     fn ends<S: Store>(self, inner: &Inner<S>, error: &StoreError) -> Result<ResultBody, Failure> {
         let failure = match self.noted {
             Some(noted) => inner.failure(noted),
-            None => Failure::new(ErrorClass::Permanent, Reason::Permanent, super::describe::<S>(error))
-                .with_code(super::code::<S>(error)),
+            None => Failure::new(ErrorClass::Permanent, Reason::Permanent, crate::consumer::describe::<S>(error))
+                .with_code(crate::consumer::code::<S>(error)),
         };
         match self.declined {
             Some(outcome) if failure.class == ErrorClass::Permanent => Ok(outcome),
@@ -564,7 +566,8 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
         ErrorClass::Infrastructure | ErrorClass::Fatal => End::StoreFailed(error),
         class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, super::describe::<S>(&error)).with_code(super::code::<S>(&error));
+            let failure = Failure::new(class, reason, crate::consumer::describe::<S>(&error))
+                .with_code(crate::consumer::code::<S>(&error));
             let failed = fresh.iter().map(|index| (*index, failure.clone_text()));
             alone_or_isolated(failed.collect(), items)
         }
@@ -574,13 +577,14 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::RunId;
 
     /// A18, A20: the server ends an idle transaction only after the handler's own deadline has passed, with time for the
     /// engine to notice; otherwise both would race for every slow handler.
     #[test]
     fn a20_the_servers_idle_limit_is_five_seconds_behind_the_handlers_deadline() {
         let settings = ConsumerSettings { handler_deadline: Duration::from_secs(30), ..ConsumerSettings::new(None) };
-        let options = options(&settings, crate::store::RunId(1), 2);
+        let options = options(&settings, RunId(1), 2);
         assert_eq!(options.idle_timeout, Duration::from_secs(35));
         assert_eq!((options.lane, options.busy_timeout), (2, settings.busy_timeout));
     }

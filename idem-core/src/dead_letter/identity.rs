@@ -4,8 +4,13 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::{DeadLetter, Reason};
-use crate::{error::ErrorClass, hash::PayloadHash, message::Message, store::HashRuleId};
+use crate::{
+    dead_letter::{DeadLetter, Reason},
+    error::ErrorClass,
+    hash::PayloadHash,
+    message::Message,
+    store::HashRuleId,
+};
 
 /// The identity of a dead letter within its scope, as a SHA-256. Two with equal identities are copies of one
 /// message that was set aside: one row, whose copies are counted. Two that differ are never folded, wherever they came

@@ -2,10 +2,10 @@
 
 use std::{fmt, future::Future, marker::PhantomData};
 
-use super::{DynHandler, Handler, HandlerError, TypePlace};
 use crate::{
+    handler::{DynHandler, Handler, TypePlace, error::HandlerError},
     message::Message,
-    store::{Store, Tx},
+    store::{Store, tx::Tx},
 };
 
 /// The handler that [`Handler::around`] runs a function around.

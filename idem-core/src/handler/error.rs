@@ -4,7 +4,9 @@ use std::{error::Error, fmt, time::Duration};
 
 use crate::{
     error::{BoxError, ErrorClass, SourceError},
-    outbox::ResultBody,
+    message::decode_error::DecodePayloadError,
+    outbox::result::ResultBody,
+    router::UnknownTypeError,
 };
 
 /// The error of a handler that could not handle its message.
@@ -163,10 +165,8 @@ impl HandlerError {
     /// [`Store::classify`](crate::Store::classify).
     #[must_use]
     pub fn class_by(&self, classify: impl Fn(&(dyn Error + 'static)) -> Option<ErrorClass>) -> ErrorClass {
-        let is_permanent = || {
-            self.downcast_ref::<crate::DecodePayloadError>().is_some()
-                || self.downcast_ref::<crate::UnknownTypeError>().is_some()
-        };
+        let is_permanent =
+            || self.downcast_ref::<DecodePayloadError>().is_some() || self.downcast_ref::<UnknownTypeError>().is_some();
         match self.class {
             Some(class) => class,
             None if is_permanent() => ErrorClass::Permanent,

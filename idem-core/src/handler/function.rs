@@ -4,10 +4,10 @@ use std::{fmt, future::Future, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
-use super::{Handler, HandlerError};
 use crate::{
+    handler::{Handler, error::HandlerError},
     message::Message,
-    store::{Store, Tx},
+    store::{Store, tx::Tx},
 };
 
 /// A function or closure that can be a handler; see [`handler_fn`]. Its parameters are the argument types, because a bound on

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde::de::IgnoredAny;
 
-use super::{Canonical, DEPTH_MAX, deeper_than_max, quoted};
+use crate::json::{Canonical, DEPTH_MAX, deeper_than_max, quoted};
 
 /// Parses `json`; `Err` says what makes it unfit for a canonical form, without quoting it.
 pub(crate) fn exact(json: &[u8]) -> Result<Canonical, String> {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::json::exact::exact;
 
 fn path(tokens: &[&str]) -> Vec<String> {
     tokens.iter().map(|token| (*token).to_owned()).collect()

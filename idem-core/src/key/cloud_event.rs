@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{IdempotencyKey, KEY_FIELD, KeyError, KeySource, OutsidePayload, join, outside};
 use crate::{
     json::{self, MemberError},
+    key::{IdempotencyKey, KEY_FIELD, KeyError, KeySource, OutsidePayload, join, outside},
     message::Message,
 };
 

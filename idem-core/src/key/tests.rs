@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Headers, message::Message};
+use crate::message::{Message, headers::Headers};
 
 fn key(text: &str) -> IdempotencyKey {
     IdempotencyKey::new(text).expect("a valid key")

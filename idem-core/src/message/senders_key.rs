@@ -1,7 +1,6 @@
 //! The key as a message's sender gave it, where that is not the whole of the one under which it is handled.
 
-use super::Message;
-use crate::key::IdempotencyKey;
+use crate::{key::IdempotencyKey, message::Message};
 
 impl Message {
     /// Sets the key as its sender gave it, where the message is handled under a longer one that was made of it, as a request is under

@@ -8,11 +8,15 @@ use std::{
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
-use super::{
-    collect::{CAUSE, CAUSED_BY},
-    rows::OutgoingEvent,
+use crate::{
+    error::ConfigError,
+    key::KEY_FIELD,
+    message::headers::Headers,
+    outbox::{
+        collect::{CAUSE, CAUSED_BY},
+        rows::OutgoingEvent,
+    },
 };
-use crate::{error::ConfigError, key::KEY_FIELD, message::Headers};
 
 /// The media type of an event in structured mode.
 pub const STRUCTURED: &str = "application/cloudevents+json";
@@ -283,10 +287,9 @@ fn rfc3339(time: SystemTime) -> String {
 mod tests {
     use super::*;
     use crate::{
-        IdempotencyKey, Message,
-        key::default_key_source,
-        message::{ConsumerName, Tenant},
-        outbox::EventNumber,
+        key::{IdempotencyKey, default_key_source},
+        message::{ConsumerName, Message, Tenant},
+        outbox::rows::EventNumber,
     };
 
     fn event(content_type: Option<&str>, payload: &'static [u8]) -> OutgoingEvent {

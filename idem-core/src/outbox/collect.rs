@@ -4,18 +4,18 @@ use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    event::{Destination, Event, PublishError},
-    id::derived_id,
-    result::{REFERENCE_BYTES_MAX, ResultBody},
-};
 use crate::{
     bugs::{self, Bug},
     error::ErrorClass,
-    handler::HandlerError,
+    handler::error::HandlerError,
     key::{IdempotencyKey, KEY_FIELD},
-    message::{Headers, Message, OrderingKey, Tenant},
-    telemetry::{TRACEPARENT, TRACESTATE, TraceContext},
+    message::{Message, OrderingKey, Tenant, headers::Headers},
+    outbox::{
+        event::{Destination, Event, PublishError},
+        id::derived_id,
+        result::{REFERENCE_BYTES_MAX, ResultBody},
+    },
+    telemetry::trace_context::{TRACEPARENT, TRACESTATE, TraceContext},
 };
 
 /// The limits of one consumer's events and results.

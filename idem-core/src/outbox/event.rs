@@ -5,11 +5,11 @@ use std::fmt;
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::{id::IdForm, result::REFERENCE_BYTES_MAX};
 use crate::{
     error::ConfigError,
     key::{KEY_BYTES_MAX, KEY_FIELD},
-    message::Headers,
+    message::headers::Headers,
+    outbox::{id::IdForm, result::REFERENCE_BYTES_MAX},
     setters::setters,
 };
 

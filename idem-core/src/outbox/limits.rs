@@ -1,7 +1,9 @@
 //! [`DestinationLimits`], what a destination takes.
 
-use super::{cloud_events::structured_bytes, rows::NewEvent};
-use crate::setters::setters;
+use crate::{
+    outbox::{cloud_events::structured_bytes, rows::NewEvent},
+    setters::setters,
+};
 
 /// What a destination is, and how large its messages may be, as the [publisher](super::EventPublisher::limits) of its relay knows. The
 /// relay leaves it in the destination's row, so that workers know it that have no relay.

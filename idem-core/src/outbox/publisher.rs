@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{limits::DestinationLimits, relay::EVENT_RETRY, rows::OutgoingEvent};
 use crate::{
     error::{BoxError, SourceError},
+    outbox::{limits::DestinationLimits, relay::settings::EVENT_RETRY, rows::OutgoingEvent},
     retry::RetryPolicy,
 };
 

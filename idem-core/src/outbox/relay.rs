@@ -6,8 +6,8 @@ mod ends;
 mod lease;
 mod measure;
 mod rounds;
-mod settings;
-mod state;
+pub(crate) mod settings;
+pub(crate) mod state;
 mod unconfirmed;
 
 use std::{
@@ -26,14 +26,16 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{carrier::Carrier, state::State};
-pub use self::{
-    settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route, is_stale},
-    state::{RelayStanding, RelayView, Relayed},
-};
-use super::Outbox;
 use crate::{
     error::{ErrorClass, StoreError},
+    outbox::{
+        relay::{
+            carrier::Carrier,
+            settings::{RelayBuilder, RelaySettings, Route},
+            state::{RelayView, State},
+        },
+        rows::Outbox,
+    },
     spawn,
 };
 
@@ -261,7 +263,7 @@ fn is_refused(error: &StoreError) -> bool {
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     const CHARS_MAX: usize = 500;
     let mut texts: Vec<String> = Vec::new();
-    for link in crate::handler::chain(error) {
+    for link in crate::handler::error::chain(error) {
         let text = link.to_string();
         if texts.last().is_none_or(|before| !before.ends_with(&text)) {
             texts.push(text);

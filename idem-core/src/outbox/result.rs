@@ -5,8 +5,7 @@ use std::{fmt, time::SystemTime};
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::event::PublishError;
-use crate::message::Headers;
+use crate::{message::headers::Headers, outbox::event::PublishError};
 
 /// The largest result, in bytes of body and headers, unless the consumer has another limit.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;

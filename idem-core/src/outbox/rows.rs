@@ -9,12 +9,12 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{RECEIVER_KEEPS, event::Destination, limits::DestinationLimits, result::ResultBody};
 use crate::{
     error::StoreError,
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{ConsumerName, Headers, OrderingKey},
+    message::{ConsumerName, OrderingKey, headers::Headers},
+    outbox::{event::Destination, limits::DestinationLimits, relay::settings::RECEIVER_KEEPS, result::ResultBody},
     setters::setters,
     store::ScopeId,
 };

@@ -2,14 +2,17 @@
 
 use std::time::SystemTime;
 
-use super::{
-    result::{NotKept, StoredResult},
-    rows::{Gone, KeptResult, NewResult},
-};
 use crate::{
     hash::PayloadHash,
     key::IdempotencyKey,
-    store::{Claim, Recorded, ScopeId},
+    outbox::{
+        result::{NotKept, StoredResult},
+        rows::{Gone, KeptResult, NewResult},
+    },
+    store::{
+        ScopeId,
+        claim::{Claim, Recorded},
+    },
 };
 
 /// A result could not be sealed, so it must not be stored.

@@ -13,12 +13,15 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
-use super::{
-    result::{NotKept, ResultBody, StoredResult},
-    rows::{KeptResult, NewResult},
-    seal::{OfRecord, Seal, SealError},
+use crate::{
+    error::ConfigError,
+    message::headers::Headers,
+    outbox::{
+        result::{NotKept, ResultBody, StoredResult},
+        rows::{KeptResult, NewResult},
+        seal::{OfRecord, Seal, SealError},
+    },
 };
-use crate::{error::ConfigError, message::Headers};
 
 /// The length of a master key, in bytes.
 pub const SEAL_KEY_BYTES: usize = 32;

@@ -1,7 +1,9 @@
-use super::{collect::CAUSED_BY, *};
+use super::*;
 use crate::{
-    IdempotencyKey,
+    bugs::Bug,
+    key::IdempotencyKey,
     message::{ConsumerName, Identity, Tenant},
+    outbox::collect::{CAUSED_BY, Collector, PublishRules},
     store::ScopeId,
 };
 
@@ -65,7 +67,7 @@ fn o17_a_second_run_makes_the_same_events() {
 #[cfg(idem_bugs)]
 #[test]
 fn o17_ids_that_are_drawn_are_found() {
-    crate::bugs::plant(Some(crate::bugs::Bug::RandomId));
+    crate::bugs::plant(Some(Bug::RandomId));
     let [first, second] = ids_of_two_runs();
     crate::bugs::plant(None);
     assert!(first != second && first.len() == second.len());

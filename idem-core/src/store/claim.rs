@@ -2,8 +2,13 @@
 
 use std::time::SystemTime;
 
-use super::{HashRuleId, Retention, RunId, ScopeId};
-use crate::{hash::PayloadHash, key::IdempotencyKey, outbox::KeptResult, setters::setters};
+use crate::{
+    hash::PayloadHash,
+    key::IdempotencyKey,
+    outbox::rows::KeptResult,
+    setters::setters,
+    store::{HashRuleId, Retention, RunId, ScopeId},
+};
 
 /// One key to claim.
 #[derive(Debug, Clone, PartialEq, Eq)]

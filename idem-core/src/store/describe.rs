@@ -2,8 +2,7 @@
 
 use std::error::Error;
 
-use super::Store;
-use crate::handler::chain;
+use crate::{handler::error::chain, store::Store};
 
 /// The texts of an error and its sources in one line, down to the error of the store's driver, for which
 /// [`Store::describe`] has words without the values of statements and rows. The sources behind that one may quote such

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{HashRuleId, Retention, RunId, ScopeId};
 use crate::{
     message::{ConsumerName, Tenant},
     setters::setters,
+    store::{HashRuleId, Retention, RunId, ScopeId},
 };
 
 /// A consumer's facts, as it registers them at its start.

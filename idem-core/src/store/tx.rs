@@ -2,11 +2,16 @@
 
 use std::fmt;
 
-use super::Store;
 use crate::{
+    handler::error::HandlerError,
     key::IdempotencyKey,
     message::Message,
-    outbox::{Collector, Event, PublishError, ResultBody},
+    outbox::{
+        collect::Collector,
+        event::{Event, PublishError},
+        result::ResultBody,
+    },
+    store::Store,
 };
 
 /// The transaction as a handler sees it. Borrowed for one call: it can be neither kept nor cloned.
@@ -88,7 +93,7 @@ impl<'t, S: Store> Tx<'t, S> {
     /// it, and the error is [permanent](crate::HandlerError::permanent), a result with a status from 400 to 499 is final all the same: see
     /// [`final_errors`](crate::DedupConsumerBuilder::final_errors). Otherwise the work fails with this error. An error that may pass is
     /// never final, and is not replaced by another.
-    pub fn note_error(&mut self, error: crate::HandlerError) {
+    pub fn note_error(&mut self, error: HandlerError) {
         if let Some(collector) = self.collector {
             collector.note_error(error);
         }

@@ -2,8 +2,14 @@
 
 use std::{future::Future, time::SystemTime};
 
-use super::{
-    AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, KeptResult, Recorded, Store, StoreError, Tx,
+use crate::{
+    error::{ClaimError, CommitError, StoreError},
+    outbox::rows::{AppendError, Appended, KeptResult},
+    store::{
+        Store,
+        claim::{Claim, Claimed, Found, Recorded},
+        tx::Tx,
+    },
 };
 
 /// One transaction: the claim of its keys and everything that handlers write through it.

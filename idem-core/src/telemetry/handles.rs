@@ -2,15 +2,20 @@
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::{
-    BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
-    COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DESTINATION,
-    DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric,
-    OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
-    OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS,
-    RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+use crate::{
+    dead_letter::Reason,
+    message::ConsumerName,
+    policy::WaitCause,
+    telemetry::{
+        BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES,
+        CLEANUP_LAG, COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS,
+        DEAD_LETTER_ROWS, DESTINATION, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT,
+        IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED,
+        OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH, OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY,
+        REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS, RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED,
+        WAITING, WAITING_LONGEST,
+    },
 };
-use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
 
 /// The handle of a counter.
 pub(crate) fn counter(metric: Metric, consumer: &ConsumerName) -> Counter {
@@ -40,7 +45,7 @@ pub(crate) struct UnitMetrics {
 
 impl UnitMetrics {
     pub(crate) fn of(consumer: &ConsumerName) -> Self {
-        super::describe();
+        crate::telemetry::describe();
         Self {
             claim_wait: histogram(CLAIM_WAIT, consumer),
             handler_time: histogram(HANDLER_TIME, consumer),
@@ -169,7 +174,7 @@ pub(crate) struct RelayMetrics {
 
 impl RelayMetrics {
     pub(crate) fn of(destination: &str) -> Self {
-        super::describe();
+        crate::telemetry::describe();
         let gauge = |metric: Metric| metrics::gauge!(metric.name, DESTINATION => destination.to_owned());
         Self {
             pending: gauge(OUTBOX_PENDING),

@@ -7,8 +7,10 @@ use std::sync::OnceLock;
 
 use tracing::{Span, debug_span, field};
 
-use super::{SPANS, TraceContext};
-use crate::message::{ConsumerName, Message};
+use crate::{
+    message::{ConsumerName, Message},
+    telemetry::{SPANS, trace_context::TraceContext},
+};
 
 /// Links a span to the trace of a producer.
 pub type Link = fn(&Span, &TraceContext);

@@ -1,7 +1,7 @@
 //! The guide documents the names as they are.
 
 use super::*;
-use crate::message::Message;
+use crate::{message::Message, telemetry::spans::Destination};
 
 const GUIDE: &str = include_str!("../../../docs/guide/observing.md");
 

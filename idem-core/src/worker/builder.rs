@@ -2,17 +2,17 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::Worker;
 use crate::{
     cleanup::CleanupSettings,
     config::{OlderThanRetention, OnConflict, OnUnkeepable, WorkerSettings},
     consumer::DedupConsumer,
     dead_letter::Publisher,
     error::ConfigError,
-    outbox::{Relay, RelayBuilder},
+    outbox::relay::{Relay, settings::RelayBuilder},
     retry::RetryPolicy,
     source::Source,
     store::Store,
+    worker::Worker,
 };
 
 /// Settings of a [`Worker`]; see [`WorkerSettings`] for defaults and limits.

@@ -16,7 +16,10 @@ use crate::{
     config::WorkerSettings,
     key::IdempotencyKey,
     outcome::{Durable, Verdict, compare},
-    store::{Claim, Recorded, Retention, StoreIdentity},
+    store::{
+        Retention, StoreIdentity,
+        claim::{Claim, Recorded},
+    },
 };
 
 /// How often the epoch is read while the cache is on. It rises when an operator forgets or replays records.

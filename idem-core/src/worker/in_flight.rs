@@ -15,8 +15,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::pace::Pace;
-use crate::config::WorkerSettings;
+use crate::{config::WorkerSettings, worker::pace::Pace};
 
 /// The limits on messages in flight.
 #[derive(Debug)]

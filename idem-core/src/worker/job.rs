@@ -7,10 +7,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{in_flight::Permit, view::Waiting};
 use crate::{
     bugs::{self, Bug},
-    consumer::Item,
+    consumer::identify::Item,
     dead_letter::{DeadLetterId, Reason},
     error::ErrorClass,
     hash::PayloadHash,
@@ -19,6 +18,7 @@ use crate::{
     policy::WaitCause,
     source::Assignment,
     store::{HashRuleId, ScopeId},
+    worker::{in_flight::Permit, view::waits::Waiting},
 };
 
 /// The key by which messages are held: the ordering key, else the idempotency key, else the message itself. Messages with equal hold

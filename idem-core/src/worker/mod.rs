@@ -1,20 +1,20 @@
 //! [`Worker`]: a source, a consumer, and everything between them.
 
-mod builder;
+pub(crate) mod builder;
 mod committed_keys;
 mod in_flight;
 mod intake;
 mod job;
 mod lane;
 mod pace;
-mod pause;
+pub(crate) mod pause;
 mod quota;
 mod settler;
 mod shared;
 mod start;
 mod tasks;
 mod unsettled;
-mod view;
+pub(crate) mod view;
 
 use std::{
     fmt,
@@ -30,32 +30,34 @@ use futures_util::future;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::{
-    builder::WorkerBuilder,
-    pause::Pause,
-    view::{Incident, IncidentKind, Load, Summary, Wait, WorkerView},
-};
-use self::{
-    committed_keys::CommittedKeys,
-    in_flight::InFlight,
-    lane::{Lane, LaneCount},
-    quota::Quota,
-    settler::Settlement,
-    shared::Shared,
-    view::{Incidents, LogLimiter, Stats, Waits},
-};
-pub(crate) use self::{pause::IntakeGate, view::Limiter};
 use crate::{
     config::WorkerSettings,
     consumer::DedupConsumer,
     dead_letter::Publisher,
-    error::{SourceError, StoreError},
+    error::{BoxError, SourceError, StoreError},
     failpoint,
-    outbox::{Relay, RelayError, RelayView, Stopping},
+    outbox::relay::{Relay, RelayError, Stopping, state::RelayView},
     source::{Attached, Source},
     spawn,
-    store::{Bookkeeping as _, Registered, RunId, Store},
-    telemetry::WorkerMetrics,
+    store::{Bookkeeping as _, RunId, Store, registration::Registered},
+    telemetry::handles::WorkerMetrics,
+    worker::{
+        builder::WorkerBuilder,
+        committed_keys::CommittedKeys,
+        in_flight::InFlight,
+        lane::{Lane, drain::LaneCount},
+        pause::IntakeGate,
+        quota::Quota,
+        settler::Settlement,
+        shared::Shared,
+        view::{
+            WorkerView,
+            incidents::Incidents,
+            log_limit::LogLimiter,
+            stats::{Stats, Summary},
+            waits::Waits,
+        },
+    },
 };
 
 /// Why a worker ended other than by being asked to.
@@ -77,7 +79,7 @@ pub enum WorkerError {
         tried_for: Duration,
         /// The last error.
         #[source]
-        source: crate::BoxError,
+        source: BoxError,
     },
     /// Units that were running when the stop came did not end in time, and were given up with their transactions; their
     /// messages go back to the broker.
@@ -304,7 +306,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
-        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::LOG_WINDOW);
+        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::log_limit::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }

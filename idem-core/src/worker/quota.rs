@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Shared;
 use crate::{
     dead_letter::DeadLetter,
     source::Source,
     store::{Bookkeeping as _, Store},
+    worker::shared::Shared,
 };
 
 /// The part of the quota that a worker writes at most before it measures again the bytes of all workers: each may go

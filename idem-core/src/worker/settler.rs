@@ -4,11 +4,6 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{
-    in_flight::Permit,
-    unsettled::{Place, Unsettled},
-    view::Stats,
-};
 use tracing::Instrument as _;
 
 use crate::{
@@ -17,7 +12,12 @@ use crate::{
     outcome::Settle,
     source::{Settled, Source},
     store::Store,
-    telemetry,
+    telemetry::spans,
+    worker::{
+        in_flight::Permit,
+        unsettled::{Place, Unsettled},
+        view::stats::Stats,
+    },
 };
 
 /// The most settlements that are sent to the source in one call.
@@ -92,7 +92,7 @@ pub(crate) async fn run<S: Store, B: Source>(
         if !batch.is_empty() {
             // Injected errors stand for a settlement that got lost; the message comes back.
             let lost = failpoint!(ACK_SENT).is_err();
-            let span = telemetry::settle(&consumer.name, consumer.source.get(), batch.len());
+            let span = spans::settle(&consumer.name, consumer.source.get(), batch.len());
             let answers = if lost { Vec::new() } else { source.settle(batch).instrument(span).await };
             let _ = failpoint!(ACK_OK);
             let stale = answers.iter().filter(|answer| **answer == Settled::Stale).count();

@@ -11,29 +11,37 @@ use std::{
 use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    WorkerError,
-    committed_keys::CommittedKeys,
-    in_flight::{InFlight, Permit},
-    job::{DeliveredBy, Job},
-    lane::LaneCount,
-    pause::IntakeGate,
-    quota::Quota,
-    settler::{Answers, Settlement},
-    unsettled::{Place, Unsettled},
-    view::{Incidents, LogLimiter, Stats, Summary, Waits},
-};
 use crate::{
     bugs::{self, Bug},
     config::WorkerSettings,
     consumer::{self, Inner},
     dead_letter::Publisher,
     error::StoreError,
-    outbox::RelayView,
+    outbox::relay::state::RelayView,
     outcome::{Durable, Settle},
     source::Source,
-    store::{Bookkeeping as _, Claim, Control, ControlState, Recorded, RunId, ScopeId, Store},
-    telemetry::{Cause, WorkerMetrics},
+    store::{
+        Bookkeeping as _, Control, ControlState, RunId, ScopeId, Store,
+        claim::{Claim, Recorded},
+    },
+    telemetry::handles::{Cause, WorkerMetrics},
+    worker::{
+        WorkerError,
+        committed_keys::CommittedKeys,
+        in_flight::{InFlight, Permit},
+        job::{DeliveredBy, Job},
+        lane::drain::LaneCount,
+        pause::IntakeGate,
+        quota::Quota,
+        settler::{Answers, Settlement},
+        unsettled::{Place, Unsettled},
+        view::{
+            incidents::Incidents,
+            log_limit::LogLimiter,
+            stats::{Stats, Summary},
+            waits::Waits,
+        },
+    },
 };
 
 /// The parts of a worker, and their common state.

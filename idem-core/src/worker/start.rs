@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Worker, WorkerError};
 use crate::{
     config::Concurrency,
     consumer,
@@ -13,7 +12,8 @@ use crate::{
     retry::RetryPolicy,
     source::{Attached, Source},
     span::Exactly,
-    store::{AuditEntry, Bookkeeping as _, Registered, Retention, Store},
+    store::{AuditEntry, Bookkeeping as _, Retention, Store, registration::Registered},
+    worker::{Worker, WorkerError},
 };
 
 /// How long a start has been waiting.

@@ -7,18 +7,20 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    Shared, WorkerError, committed_keys,
-    intake::{self, LaneSenders},
-    job::DeliveredBy,
-};
 use crate::{
     bugs::{self, Bug},
-    cleanup::{Cleanup, CleanupSettings},
+    cleanup::{CleanupSettings, runner::Cleanup},
     error::StoreError,
-    outbox::{Relay, RelayView, Stopping},
+    outbox::relay::{Relay, Stopping, state::RelayView},
     source::{Assignment, Source},
-    store::{Bookkeeping as _, ControlState, Store, StoreIdentity, Usage},
+    store::{Bookkeeping as _, ControlState, Store, StoreIdentity, usage::Usage},
+    worker::{
+        WorkerError, committed_keys,
+        intake::{self, LaneSenders},
+        job::DeliveredBy,
+        pause::Pause,
+        shared::Shared,
+    },
 };
 
 /// Replays that are taken at a time.
@@ -152,7 +154,7 @@ pub(super) async fn usage<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
 /// Relays until the worker's last commits are sent, or the drain deadline has passed.
 pub(super) async fn relay<S: Store, B: Source>(shared: Arc<Shared<S, B>>, relay: Relay, stopping: Stopping) {
     if let Err(error) = relay.run_until(stopping).await {
-        shared.fatal(super::WorkerError::Relay(error));
+        shared.fatal(WorkerError::Relay(error));
     }
 }
 
@@ -163,9 +165,9 @@ pub(super) async fn until_idle<S: Store, B: Source>(shared: Arc<Shared<S, B>>, i
     let relayed = || shared.relayed.as_ref().map_or(0, RelayView::settled);
     let mut settled = relayed();
     while !shared.shutdown.is_cancelled() {
-        let halted = matches!(shared.gate.pause(), Some(super::Pause::Control(ControlState::Halted, _)));
+        let halted = matches!(shared.gate.pause(), Some(Pause::Control(ControlState::Halted, _)));
         if halted {
-            shared.fatal(super::WorkerError::Halted);
+            shared.fatal(WorkerError::Halted);
             return;
         }
         if shared.is_empty() && shared.source.is_idle().await && is_relayed(&shared).await && shared.is_empty() {

@@ -13,12 +13,12 @@ use std::{
     },
 };
 
-use super::job::{Counts, DeadLetterCause, DeliveredBy, Job};
 use crate::{
     bugs::{self, Bug},
     hash::PayloadHash,
     key::IdempotencyKey,
     store::ScopeId,
+    worker::job::{Counts, DeadLetterCause, DeliveredBy, Job},
 };
 
 /// The most that are remembered; beyond it the oldest goes, and gets its attempts anew if it comes again.

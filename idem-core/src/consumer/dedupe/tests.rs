@@ -7,7 +7,7 @@ use crate::{
     hash::PayloadHash,
     key::IdempotencyKey,
     message::Message,
-    store::{Claim, HashRuleId, Retention},
+    store::{HashRuleId, Retention, claim::Claim},
 };
 
 /// A message of `scope` and `key`; `None` for one that opted out of protection.

@@ -1,7 +1,13 @@
 use std::collections::HashSet;
 
+use bytes::Bytes;
+
 use super::*;
-use crate::{Bytes, ConsumerName, Headers, IdempotencyKey, Origin, store::ScopeId};
+use crate::{
+    key::IdempotencyKey,
+    message::{ConsumerName, Origin, headers::Headers},
+    store::ScopeId,
+};
 
 fn letter(message: Message, key: Option<&str>, hash: Option<PayloadHash>, reason: Reason) -> DeadLetter {
     DeadLetter {

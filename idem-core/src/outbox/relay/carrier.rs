@@ -6,22 +6,24 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    RelaySettings, Route, Stopping,
-    ends::{self, Became},
-    lease::Lease,
-    rest,
-    rounds::Rounds,
-    state::{Line, State},
-    unconfirmed::{TOLD_MAX, Told, Unconfirmed},
-};
 use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
     outbox::{
-        DestinationId, DestinationLimits, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent,
-        RelayStanding,
+        limits::DestinationLimits,
+        publisher::{Dispatch, EventError},
+        relay::{
+            Stopping,
+            ends::{self, Became},
+            lease::Lease,
+            rest,
+            rounds::Rounds,
+            settings::{RelaySettings, Route},
+            state::{Line, RelayStanding, State},
+            unconfirmed::{TOLD_MAX, Told, Unconfirmed},
+        },
+        rows::{DestinationId, EventEnd, EventNumber, Leased, Outbox, OutgoingEvent},
     },
     retry::RetryPolicy,
 };

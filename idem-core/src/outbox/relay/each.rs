@@ -5,17 +5,20 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::Instant;
 
-use super::{
-    carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
-    ends::{self, Became},
-    lease::Lease,
-    rest, told,
-};
 use crate::{
     bugs::{Bug, planted},
     error::StoreError,
     failpoint,
-    outbox::{DestinationId, EventEnd, EventError, OutgoingEvent, UNDER_WAY},
+    outbox::{
+        publisher::EventError,
+        relay::{
+            carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
+            ends::{self, Became},
+            lease::Lease,
+            rest, told,
+        },
+        rows::{DestinationId, EventEnd, OutgoingEvent, UNDER_WAY},
+    },
 };
 
 /// Events that are read for each one that may be in flight: events behind another of their ordering key cannot begin.
@@ -253,7 +256,7 @@ impl Carrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{IdempotencyKey, outbox::relay::tests::event};
+    use crate::{key::IdempotencyKey, outbox::relay::tests::event};
 
     /// O41: two events of two servers have one number, and one of them is with the publisher.
     #[test]

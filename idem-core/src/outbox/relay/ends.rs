@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
-use super::{Route, is_stale, told};
 use crate::{
     bugs::{Bug, planted},
-    outbox::{EventEnd, EventError, OutgoingEvent},
+    outbox::{
+        publisher::EventError,
+        relay::{
+            settings::{Route, is_stale},
+            told,
+        },
+        rows::{EventEnd, OutgoingEvent},
+    },
     retry::RetryPolicy,
     span::{Exactly, Roughly},
 };

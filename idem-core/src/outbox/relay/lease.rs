@@ -9,7 +9,10 @@ use tokio::time::Instant;
 
 use crate::{
     error::StoreError,
-    outbox::{DestinationId, DestinationLimits, LeaseRequest, Leased, Outbox},
+    outbox::{
+        limits::DestinationLimits,
+        rows::{DestinationId, LeaseRequest, Leased, Outbox},
+    },
     spawn,
 };
 

@@ -8,10 +8,16 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-use super::{RelayError, RelaySettings, Stopping, is_refused, rest, state::State};
 use crate::{
     error::{ErrorClass, StoreError},
-    outbox::{OutboxBacklog, RelayStanding},
+    outbox::{
+        relay::{
+            RelayError, Stopping, is_refused, rest,
+            settings::RelaySettings,
+            state::{RelayStanding, State},
+        },
+        rows::OutboxBacklog,
+    },
     retry::RetryPolicy,
 };
 

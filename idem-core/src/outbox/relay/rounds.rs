@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::{message::OrderingKey, outbox::OutgoingEvent};
+use crate::{message::OrderingKey, outbox::rows::OutgoingEvent};
 
 /// The events of a step, in rounds. Each round has the next event of each ordering key, and the first also has all events
 /// without one. So a publisher never has two unconfirmed events of one key, and a failed event holds back those behind it (O24).

@@ -2,15 +2,19 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{
-    Relay,
-    state::{Describe, State},
-};
 use crate::{
     consumer,
     error::ConfigError,
     message::ConsumerName,
-    outbox::{Destination, Dispatch, EventPublisher, Outbox},
+    outbox::{
+        event::Destination,
+        publisher::{Dispatch, EventPublisher},
+        relay::{
+            Relay,
+            state::{Describe, State},
+        },
+        rows::Outbox,
+    },
     retry::RetryPolicy,
     setters::setters,
     span::Exactly,

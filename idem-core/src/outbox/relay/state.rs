@@ -12,12 +12,14 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ends::UNCOUNTED_MAX, unconfirmed::InVain};
 use crate::{
     error::StoreError,
     message::ConsumerName,
-    outbox::{DestinationId, Outbox, OutboxBacklog},
-    telemetry::RelayMetrics,
+    outbox::{
+        relay::{ends::UNCOUNTED_MAX, unconfirmed::InVain},
+        rows::{DestinationId, Outbox, OutboxBacklog},
+    },
+    telemetry::handles::RelayMetrics,
 };
 
 /// The text of an error and its causes, for the log.

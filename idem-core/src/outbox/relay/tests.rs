@@ -3,9 +3,12 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 
 use crate::{
-    IdempotencyKey,
+    key::IdempotencyKey,
     message::{ConsumerName, OrderingKey},
-    outbox::{EventError, EventNumber, EventPublisher, OutgoingEvent},
+    outbox::{
+        publisher::{EventError, EventPublisher},
+        rows::{EventNumber, OutgoingEvent},
+    },
 };
 
 /// An event with this number.

@@ -10,30 +10,31 @@ use tokio::{
 };
 use tracing::Instrument as _;
 
-use self::subscription::Subscription;
-use super::{
-    Shared, WorkerError,
-    in_flight::Permit,
-    job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Isolation, Job},
-    lane::Command,
-    settler::Answers,
-    view::IncidentKind,
-};
 use crate::{
     bugs::{self, Bug},
     config::OlderThanRetention,
-    consumer::{Item, Rejected},
+    consumer::identify::{Item, Rejected},
     dead_letter::Reason,
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
-    handler::with_causes,
+    handler::error::with_causes,
     key::IdempotencyKey,
     message::Message,
     outcome::{Durable, Failure, Settle},
     retry::RetryPolicy,
     source::{Assignment, Delivery, Received, Revocation, Source},
-    store::{Recorded, Retention, Store},
-    telemetry,
+    store::{Retention, Store, claim::Recorded},
+    telemetry::spans,
+    worker::{
+        WorkerError,
+        in_flight::Permit,
+        intake::subscription::Subscription,
+        job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Isolation, Job},
+        lane::Command,
+        settler::Answers,
+        shared::Shared,
+        view::incidents::IncidentKind,
+    },
 };
 
 /// The most messages that are asked for at once.
@@ -156,7 +157,7 @@ async fn next<S: Store, B: Source>(
 }
 
 async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Result<Received<B::Handle>, SourceError> {
-    let span = telemetry::receive(&shared.consumer.name, shared.consumer.source.get());
+    let span = spans::receive(&shared.consumer.name, shared.consumer.source.get());
     let received = shared.source.receive(max).instrument(span.clone()).await;
     if let Ok(Received::Deliveries(deliveries)) = &received {
         span.record("messaging.batch.message_count", deliveries.len());

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::LaneSenders;
-use crate::worker::{Pause, Shared, lane::Command};
-use crate::{source::Source, store::Store};
+use crate::{
+    source::Source,
+    store::Store,
+    worker::{intake::LaneSenders, lane::Command, pause::Pause, shared::Shared},
+};
 
 /// The subscription that is wanted from the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

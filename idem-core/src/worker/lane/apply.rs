@@ -2,22 +2,25 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use super::{Lane, failure::Failed};
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
-    consumer::{self, conflict_details},
-    dead_letter::{Reason, ReplayEnd},
+    consumer::{self, outcomes::conflict_details},
+    dead_letter::{DeadLetterId, Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
     policy::Seen,
     source::Source,
-    store::{AuditEntry, Bookkeeping as _, Claim, ControlState, Recorded, Store},
+    store::{
+        AuditEntry, Bookkeeping as _, ControlState, Store,
+        claim::{Claim, Recorded},
+    },
     telemetry,
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
+        lane::{Lane, failure::Failed},
         settler::Answers,
-        view::{Incident, IncidentKind},
+        view::incidents::{Incident, IncidentKind},
     },
 };
 
@@ -132,14 +135,14 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// A replay is done. Counted once it is noted: a caller that waits for the count may request the next replay.
-    pub(super) async fn replayed(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
+    pub(super) async fn replayed(&mut self, id: DeadLetterId, end: ReplayEnd) {
         self.finish_replay(id, end).await;
         self.shared.stats.replayed.add(1);
     }
 
     /// The record of the replayed key is what makes it done, so a note that gets lost does no harm: the dead letter is
     /// taken again, and is a duplicate.
-    async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
+    async fn finish_replay(&mut self, id: DeadLetterId, end: ReplayEnd) {
         self.shared.replays.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unrecorded.pass()

@@ -3,15 +3,13 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use super::{
-    Lane,
-    publishing::{Secured, Unkeepable},
-    queue::Next,
-};
 use crate::{
     bugs::{self, Bug},
     config::OnUnkeepable,
-    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, ReplayEnd},
+    dead_letter::{
+        DeadLetter, DeadLetterId, ReplayEnd,
+        identity::{FailureKind, Fingerprint},
+    },
     failpoint,
     outcome::{Durable, Settle},
     policy::WaitCause,
@@ -19,9 +17,14 @@ use crate::{
     store::{Bookkeeping as _, Store},
     worker::{
         job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Job},
+        lane::{
+            Lane,
+            publishing::{Secured, Unkeepable},
+            queue::Next,
+        },
         quota::Room,
         unsettled::Place,
-        view::{Incident, IncidentKind},
+        view::incidents::{Incident, IncidentKind},
     },
 };
 

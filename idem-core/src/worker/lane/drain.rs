@@ -11,15 +11,15 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Duty, Lane};
 use crate::{
     bugs::{self, Bug},
     source::{Assignment, Source},
     store::Store,
     worker::{
-        Shared,
         job::{DeliveredBy, Job},
+        lane::{Duty, Lane},
         settler::Settlement,
+        shared::Shared,
     },
 };
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Lane;
 use crate::{
     bugs::{self, Bug},
     consumer,
@@ -15,9 +14,11 @@ use crate::{
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::{
-        Shared, WorkerError,
+        WorkerError,
         job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
-        view::IncidentKind,
+        lane::Lane,
+        shared::Shared,
+        view::incidents::IncidentKind,
     },
 };
 

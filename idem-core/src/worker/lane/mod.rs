@@ -4,7 +4,7 @@
 mod apply;
 mod batch_size;
 mod dead_letter;
-mod drain;
+pub(crate) mod drain;
 mod failure;
 mod publishing;
 mod queue;
@@ -17,19 +17,24 @@ use tokio::{
     time::Instant,
 };
 
-pub(super) use self::drain::LaneCount;
-use self::{
-    batch_size::BatchSize,
-    drain::{Counted, Revoking},
-    queue::{Next, Queue},
-};
 use crate::{
     bugs::{self, Bug},
+    config::Effects,
     consumer,
     retry::RetryPolicy,
     source::{Assignment, Source},
-    store::{Claim, Store},
-    worker::{Shared, committed_keys, job::Job, pause::Turn},
+    store::{Store, claim::Claim},
+    worker::{
+        committed_keys,
+        job::Job,
+        lane::{
+            batch_size::BatchSize,
+            drain::{Counted, Revoking},
+            queue::{Next, Queue},
+        },
+        pause::Turn,
+        shared::Shared,
+    },
 };
 
 /// The longest wait between two probes of a database that is down: it comes back for all lanes at once.
@@ -238,7 +243,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) fn all_alone(&self) -> bool {
-        self.probation > 0 || self.shared.consumer.effects == crate::Effects::Outside
+        self.probation > 0 || self.shared.consumer.effects == Effects::Outside
     }
 
     /// Waits for a message, or for one that is held; answers whether there may be more.

@@ -5,11 +5,11 @@ use crate::{
     bugs::{self, Bug},
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
-    handler::with_causes,
+    handler::error::with_causes,
     policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},
-    worker::{Shared, view::IncidentKind},
+    worker::{shared::Shared, view::incidents::IncidentKind},
 };
 
 /// Whether the message of a dead letter may be settled.

@@ -10,21 +10,25 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::{Connection, Lane, failure::Failed};
 use crate::{
     bugs::{self, Bug},
-    consumer::{self, Alone, End, Gate},
-    dead_letter::Reason,
-    error::{ErrorClass, StoreError},
+    consumer::{
+        self,
+        lookup::{self, Alone},
+        unit::{End, Gate},
+    },
+    dead_letter::{DeadLetterId, Reason},
+    error::{ErrorClass, SourceError, StoreError},
     failpoint,
     handler::Work,
     outcome::{Decision, Durable, Failure, Settle},
     policy::{self, Action, Seen, WaitCause},
-    source::{Source, SourceError},
+    source::Source,
     store::{Bookkeeping as _, Store},
     worker::{
-        Shared,
         job::{Attempt, DeliveredBy, Isolation, Job},
+        lane::{Connection, Lane, failure::Failed},
+        shared::Shared,
         unsettled::Place,
     },
 };
@@ -36,7 +40,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn unit(&mut self, jobs: &[Job<B::Handle>], gate: Option<Gate<'_>>) -> End {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs, gate, None).await;
+        let (connection, end) =
+            crate::consumer::unit::run(&shared.consumer, connection, self.number, jobs, gate, None).await;
         self.keep(connection, was_open);
         end
     }
@@ -44,7 +49,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, found) = consumer::look_up(&shared.consumer, connection, self.number, jobs).await;
+        let (connection, found) = lookup::look_up(&shared.consumer, connection, self.number, jobs).await;
         self.keep(connection, was_open);
         found
     }
@@ -52,7 +57,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn probe(&mut self) -> Result<(), StoreError> {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, probed) = consumer::probe(&shared.consumer, connection, self.number).await;
+        let (connection, probed) = lookup::probe(&shared.consumer, connection, self.number).await;
         self.keep(connection, was_open);
         probed
     }
@@ -103,7 +108,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// A planted bug.
     fn acknowledge_early(&self, job: &mut Job<B::Handle>) {
-        let from = std::mem::replace(&mut job.from, DeliveredBy::Replay(crate::DeadLetterId(0)));
+        let from = std::mem::replace(&mut job.from, DeliveredBy::Replay(DeadLetterId(0)));
         if let DeliveredBy::Broker(handle) = from {
             self.shared.settle(handle, Settle::Acknowledge(Durable::committed()), job.permit.take());
         }
@@ -287,7 +292,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                     self.dead_letter(job).await;
                 }
             };
-            let (connection, done) = consumer::alone_with(&shared.consumer, connection, number, &item, set_aside).await;
+            let (connection, done) = lookup::alone_with(&shared.consumer, connection, number, &item, set_aside).await;
             self.keep(connection, was_open);
             // It is gone where it was set aside, whatever the rolling back of the claim answered.
             let Some(job) = slot else { return };

@@ -1,9 +1,9 @@
 //! A running worker from outside: the view, the gauges, and the lines that sum up.
 
-mod incidents;
-mod log_limit;
-mod stats;
-mod waits;
+pub(crate) mod incidents;
+pub(crate) mod log_limit;
+pub(crate) mod stats;
+pub(crate) mod waits;
 
 use std::{
     sync::{Arc, OnceLock},
@@ -12,27 +12,24 @@ use std::{
 
 use tokio::time::Instant;
 
-pub(crate) use self::log_limit::Limiter;
-pub(super) use self::{
-    incidents::Incidents,
-    log_limit::{LogLimiter, WINDOW as LOG_WINDOW},
-    stats::Stats,
-    waits::{Waiting, Waits},
-};
-pub use self::{
-    incidents::{Incident, IncidentKind},
-    stats::Summary,
-    waits::Wait,
-};
-use super::{Pause, Shared, in_flight::InFlight, pause::IntakeGate};
 use crate::{
-    cleanup::CleanupState,
-    consumer::OpenUnits,
-    outbox::RelayView,
+    cleanup::runner::CleanupState,
+    consumer::open_units::OpenUnits,
+    outbox::relay::state::RelayView,
     policy::WaitCause,
     source::Source,
     store::{ControlState, RunId, Store},
-    telemetry::WorkerMetrics,
+    telemetry::handles::WorkerMetrics,
+    worker::{
+        in_flight::InFlight,
+        pause::{IntakeGate, Pause},
+        shared::Shared,
+        view::{
+            incidents::{Incident, IncidentKind, Incidents},
+            stats::{Stats, Summary},
+            waits::{Wait, Waits},
+        },
+    },
 };
 
 /// How often the gauges are set and left-out lines are summed up.

@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
-    cleanup::{CleanupState, CleanupView},
+    cleanup::runner::{CleanupState, CleanupView},
     message::ConsumerName,
-    telemetry,
+    telemetry::{self, handles},
 };
 
 macro_rules! counters {
@@ -36,7 +36,7 @@ macro_rules! counters {
 
         impl Stats {
             pub(crate) fn of(consumer: &ConsumerName) -> Self {
-                Self { $($name: Counter(AtomicU64::new(0), telemetry::counter(telemetry::$metric, consumer)),)* cleanup: OnceLock::new() }
+                Self { $($name: Counter(AtomicU64::new(0), handles::counter(telemetry::$metric, consumer)),)* cleanup: OnceLock::new() }
             }
 
             pub(crate) fn summary(&self, ran_for: Duration) -> Summary {

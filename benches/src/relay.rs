@@ -15,7 +15,8 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use idem_core::{
     CancellationToken, Store as _,
-    outbox::{EventPublisher, Outbox, Relay, RelayView},
+    outbox::{EventPublisher, Outbox},
+    relay::{Relay, RelayView},
 };
 use idem_kafka::{KafkaOptions, KafkaPublisher};
 use tokio::{
@@ -41,7 +42,7 @@ type Failed = Box<dyn Error>;
 struct Running {
     view: RelayView,
     stop: CancellationToken,
-    task: JoinHandle<Result<(), idem_core::outbox::RelayError>>,
+    task: JoinHandle<Result<(), idem_core::relay::RelayError>>,
 }
 
 impl Running {
@@ -49,7 +50,7 @@ impl Running {
     fn start(outbox: Arc<dyn Outbox>, routes: Vec<(&str, Box<dyn EventPublisher>)>) -> Result<Self, Failed> {
         let mut relay = Relay::builder(outbox).named("bench");
         for (destination, publisher) in routes {
-            relay = relay.route(idem_core::outbox::Route::to_shared(destination, Arc::from(publisher)));
+            relay = relay.route(idem_core::relay::Route::to_shared(destination, Arc::from(publisher)));
         }
         let relay = relay.build()?;
         let (view, stop) = (relay.view(), CancellationToken::new());

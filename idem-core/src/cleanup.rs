@@ -6,11 +6,7 @@ use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::{
-    cleanup::runner::CleanupReport,
-    error::{ConfigError, StoreError},
-    setters::setters,
-};
+use crate::{cleanup::runner::CleanupReport, config_error::ConfigError, error::StoreError, setters::setters};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{cleanup::CleanupSettings, error::ConfigError, retry::RetryPolicy, store::Retention};
+use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention, retry::RetryPolicy};
 
 /// A handler's effects beside the writes through its transaction. There is no default: only the handler's author knows,
 /// and batches are safe only for the first kind.

@@ -16,9 +16,8 @@ pub use self::identity::{DeadLetterIdentity, FailureKind, Fingerprint};
 use crate::{
     error::SourceError,
     hash::PayloadHash,
-    key::IdempotencyKey,
-    message::{ConsumerName, Message, headers::Headers},
-    store::{HashRuleId, ScopeId},
+    message::{Message, headers::Headers},
+    names::{ConsumerName, HashRuleId, IdempotencyKey, ScopeId},
 };
 
 /// Why a message was set aside. The text is part of the workers' contract.

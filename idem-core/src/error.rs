@@ -1,8 +1,8 @@
 //! The error classes that every edge shares, and the errors of the store and source traits.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt};
 
-use crate::{key::IdempotencyKey, message::ConsumerName, span::Exactly};
+use crate::names::{ConsumerName, IdempotencyKey};
 
 /// Any error, boxed, as drivers and handlers hand it to the engine.
 pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
@@ -251,26 +251,13 @@ impl SourceError {
     }
 }
 
-/// A setting that `build()` refuses: which field, its value, and the rule it breaks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}, but {rule}")]
-pub struct ConfigError {
-    /// The setting, as it is written in code.
-    pub field: &'static str,
-    /// The value that was given, printed.
-    pub value: String,
-    /// The rule, as the end of a sentence.
-    pub rule: &'static str,
+/// An error and its sources, outermost first.
+pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
-impl ConfigError {
-    /// The field `field` has this value, but `rule`.
-    pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
-        Self { field, value: value.to_string(), rule }
-    }
-
-    /// The same of a span of time.
-    pub fn span(field: &'static str, value: Duration, rule: &'static str) -> Self {
-        Self { field, value: Exactly(value).to_string(), rule }
-    }
+/// A broker's error with its causes, in one line: DNS, TLS, a throttled account and a full disk are one text otherwise. A
+/// store's goes through `consumer::describe`, because its causes may quote values.
+pub(crate) fn with_causes(error: &SourceError) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -5,10 +5,10 @@ use std::{fmt, sync::Arc};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    handler::TypePlace,
     json::{self, exact},
     key::JsonMember,
     message::Message,
+    message_type::TypePlace,
 };
 
 /// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.

@@ -1,7 +1,6 @@
 //! Where a message's idempotency key comes from, and what a key may look like.
 
 mod cloud_event;
-pub(crate) mod shown;
 
 use std::{fmt, sync::Arc};
 
@@ -9,8 +8,10 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 pub use self::cloud_event::CloudEvent;
-
-pub use self::shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with};
+pub use crate::names::{
+    IdempotencyKey, KEY_BYTES_MAX, KeyError,
+    shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with},
+};
 use crate::{
     json::{self, MemberError},
     message::Message,
@@ -18,125 +19,6 @@ use crate::{
 
 /// The name of the header, attribute or JSON member that carries the key.
 pub const KEY_FIELD: &str = "idempotencykey";
-
-/// The longest key, in bytes.
-pub const KEY_BYTES_MAX: usize = 255;
-
-/// The key that identifies one intent of a producer, however often it is sent and delivered.
-///
-/// 1 to 255 bytes of UTF-8 without control characters, compared byte for byte: nothing is trimmed, folded or
-/// normalised. It is printed escaped, so that it cannot forge a line of a log, or as its keyed hash where
-/// [`hide_keys_with`] was called.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct IdempotencyKey(Arc<str>);
-
-impl IdempotencyKey {
-    /// # Errors
-    /// When the text is empty, longer than 255 bytes or holds control characters. It is never cut or cleaned, because
-    /// two keys would then become one and a message would be lost.
-    pub fn new(text: &str) -> Result<Self, KeyError> {
-        check_text(text)?;
-        Ok(Self(text.into()))
-    }
-
-    /// The key as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for IdempotencyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        shown::write(&self.0, f)
-    }
-}
-
-impl fmt::Debug for IdempotencyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{self}\"")
-    }
-}
-
-pub(crate) fn check_text(text: &str) -> Result<(), KeyError> {
-    if text.is_empty() {
-        Err(KeyError::Empty)
-    } else if text.len() > KEY_BYTES_MAX {
-        Err(KeyError::TooLong { bytes: text.len() })
-    } else if text.chars().any(char::is_control) {
-        Err(KeyError::ControlCharacter)
-    } else {
-        Ok(())
-    }
-}
-
-/// Why a message's key is malformed. Such a message is dead-lettered, because a partial or invented key would make
-/// another message its duplicate.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyError {
-    /// The key is the empty text.
-    #[error("the idempotency key is empty")]
-    Empty,
-    /// The key is longer than [`KEY_BYTES_MAX`].
-    #[error("the idempotency key has {bytes} bytes, and at most 255 are allowed")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// The key holds a control character, NUL included.
-    #[error("the idempotency key holds a control character")]
-    ControlCharacter,
-    /// The key is not UTF-8.
-    #[error("the idempotency key is not UTF-8")]
-    NotUtf8,
-    /// The member exists, but is no string.
-    #[error("the idempotency key in {place} is no string")]
-    NotText {
-        /// The key source, as it is configured.
-        place: String,
-    },
-    /// The header or member occurs more than once, so readers may disagree about which one counts.
-    #[error("the idempotency key in {place} is repeated, or a member beside it is")]
-    Repeated {
-        /// The key source.
-        place: String,
-    },
-    /// Two places that must agree hold different keys.
-    #[error("the idempotency key in {first} and the one in {second} differ")]
-    Disagree {
-        /// The first key source.
-        first: String,
-        /// The second key source.
-        second: String,
-    },
-    /// The payload is no JSON object that could hold the key.
-    #[error("the payload is no JSON object that could hold {place}")]
-    NotJson {
-        /// The key source.
-        place: String,
-    },
-    /// The key is no UUID of RFC 9562, or it is the nil or the max UUID.
-    #[error("the idempotency key is no UUID of RFC 9562 (nil and max are refused)")]
-    NotUuid,
-}
-
-impl KeyError {
-    /// The cause, for the group of the dead letter.
-    pub(crate) const fn cause(&self) -> &'static str {
-        match self {
-            Self::Empty => "key-empty",
-            Self::TooLong { .. } => "key-too-long",
-            Self::ControlCharacter => "key-control-character",
-            Self::NotUtf8 => "key-not-utf8",
-            Self::NotText { .. } => "key-not-text",
-            Self::Repeated { .. } => "key-repeated",
-            Self::Disagree { .. } => "keys-differ",
-            Self::NotJson { .. } => "key-not-json",
-            Self::NotUuid => "key-not-uuid",
-        }
-    }
-}
 
 /// Finds a message's idempotency key.
 pub trait KeySource: Send + Sync + fmt::Debug + 'static {

@@ -2,8 +2,7 @@
 // The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
 #![warn(clippy::iter_over_hash_type)]
 
-mod binding;
-#[cfg(idem_bugs)]
+#[cfg(feature = "bugs")]
 pub mod bugs;
 #[cfg(not(idem_bugs))]
 mod bugs;
@@ -11,18 +10,26 @@ mod caught;
 mod cleanup;
 mod clock;
 mod config;
+mod config_error;
 mod consumer;
 pub mod dead_letter;
+mod derive;
 mod error;
 pub mod failpoint;
 mod handler;
+mod handler_error;
 mod hash;
 mod json;
 pub mod key;
 mod message;
+mod message_type;
+mod names;
 pub mod outbox;
 mod outcome;
+mod pause;
 mod policy;
+pub mod relay;
+pub mod results;
 mod retry;
 mod router;
 #[cfg(feature = "failpoints")]
@@ -51,6 +58,7 @@ pub use self::{
         Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX, Effects,
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
+    config_error::ConfigError,
     consumer::{
         DedupConsumer,
         answers::Decided,
@@ -60,46 +68,44 @@ pub use self::{
         set_aside::{Keep, SetAside},
     },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
-    error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},
+    derive::IdForm,
+    error::{BoxError, ErrorClass, SourceError, StoreError, chain},
     handler::{
-        BatchAnswer, BatchHandler, BoxHandler, Handler, TypePlace,
+        BatchAnswer, BatchHandler, BoxHandler, Handler,
         around::{Around, AroundFn, Next},
-        error::{CannotRepeat, HandlerError, chain},
         function::{FnHandler, HandlerFn, JsonFn, JsonHandler, handler_fn, json_fn},
     },
+    handler_error::{CannotRepeat, HandlerError, UnknownTypeError},
     hash::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, WithType,
         hash_fn,
     },
-    key::{
-        IdempotencyKey, KeyError, KeyPolicy, KeySource,
+    key::{KeyPolicy, KeySource},
+    message::{Message, UNREADABLE_HEADERS, decode_error::DecodePayloadError, headers::Headers},
+    message_type::TypePlace,
+    names::{
+        ConsumerName, IdempotencyKey, KeyError, OrderingKey, Origin, ParseNameError, Retention, Tenant,
         shown::{KeySecret, hide_keys_with},
     },
-    message::{
-        ConsumerName, Message, OrderingKey, Origin, ParseNameError, Tenant, UNREADABLE_HEADERS,
-        decode_error::DecodePayloadError, headers::Headers,
-    },
-    outbox::{
-        event::{Destination, Event, PublishError},
-        id::IdForm,
-        relay::{Relay, settings::Route},
-        result::{NotKept, ResultBody, StoredResult},
-    },
+    outbox::event::{Destination, Event, PublishError},
     outcome::{ConflictKind, Decision, Durable, Failure},
+    pause::Pause,
     policy::WaitCause,
+    relay::{Relay, settings::Route},
+    results::result::{NotKept, ResultBody, StoredResult},
     retry::RetryPolicy,
-    router::{Router, UnknownTypeError},
+    router::Router,
     source::Source,
     span::{Exactly, Roughly},
     store::{
-        ControlState, Retention, Store,
+        ControlState, Store,
         claim::Recorded,
         tx::{HandingIn, Tx},
     },
     worker::{
-        Worker, WorkerError,
+        Worker,
         builder::WorkerBuilder,
-        pause::Pause,
+        error::WorkerError,
         view::{
             Load, WorkerView,
             incidents::{Incident, IncidentKind},

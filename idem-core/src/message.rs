@@ -6,9 +6,7 @@ mod senders_key;
 
 use std::{
     any::Any,
-    borrow::Cow,
     fmt,
-    hash::{Hash, Hasher},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -20,165 +18,11 @@ use uuid::Uuid;
 
 use crate::{
     bugs::Bug,
+    derive::{IdForm, derived_id},
     json,
-    key::{IdempotencyKey, check_text, shown::in_text},
     message::{decode_error::DecodePayloadError, headers::Headers},
-    outbox::id::{IdForm, derived_id},
+    names::{ConsumerName, IdempotencyKey, OrderingKey, Origin, Tenant, shown::in_text},
 };
-
-/// The name that scopes a consumer's keys: two consumers with one database each run every message.
-///
-/// 1 to 100 bytes of UTF-8 without control characters.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConsumerName(Arc<str>);
-
-/// The tenant whose key space a message belongs to; the default, empty tenant means that there is only one.
-///
-/// It must come from configuration or from an authenticated identity, never from the payload alone.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Tenant(Arc<str>);
-
-/// A consumer or tenant name that is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} {value:?} is refused: it must have 1 to 100 bytes of UTF-8 without control characters")]
-pub struct ParseNameError {
-    what: &'static str,
-    value: String,
-}
-
-const NAME_BYTES_MAX: usize = 100;
-
-fn parse_name(what: &'static str, value: &str) -> Result<Arc<str>, ParseNameError> {
-    match check_text(value) {
-        Ok(()) if value.len() <= NAME_BYTES_MAX => Ok(value.into()),
-        Ok(()) | Err(_) => Err(ParseNameError { what, value: value.chars().take(NAME_BYTES_MAX).collect() }),
-    }
-}
-
-impl ConsumerName {
-    /// # Errors
-    /// When the name is empty, longer than 100 bytes or holds control characters.
-    pub fn new(value: &str) -> Result<Self, ParseNameError> {
-        parse_name("consumer name", value).map(Self)
-    }
-
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Tenant {
-    /// # Errors
-    /// When the name is empty, longer than 100 bytes or holds control characters.
-    pub fn new(value: &str) -> Result<Self, ParseNameError> {
-        parse_name("tenant", value).map(Self)
-    }
-
-    /// The name as text; empty for the single tenant.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Default for Tenant {
-    fn default() -> Self {
-        Self(Arc::from(""))
-    }
-}
-
-macro_rules! text_newtype_fmt {
-    ($($name:ty),*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&*self.0, f)
-            }
-        }
-    )*};
-}
-text_newtype_fmt!(ConsumerName, Tenant);
-
-/// Messages with equal ordering keys are handled one after the other, in the order of their delivery.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OrderingKey(Bytes);
-
-impl OrderingKey {
-    /// An ordering key of these bytes.
-    pub fn new(bytes: impl Into<Bytes>) -> Self {
-        Self(bytes.into())
-    }
-
-    /// The bytes that are compared.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for OrderingKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OrderingKey({} bytes)", self.0.len())
-    }
-}
-
-/// Where a delivery came from, in the broker's own terms: `topic/partition/offset`, `queue/message id`.
-///
-/// A redelivery of the same message has the same origin; a producer's second send has another. `Display` and `Debug` hide
-/// a key that it quotes, where [keys are hidden](crate::key::hide_keys_with).
-#[derive(Clone)]
-pub struct Origin {
-    text: Arc<str>,
-    /// The text shown to people, where it differs.
-    shown: Option<Arc<str>>,
-}
-
-impl Origin {
-    /// An origin of this text.
-    #[must_use]
-    pub fn new(text: &str) -> Self {
-        Self { text: text.into(), shown: None }
-    }
-
-    /// The text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.text
-    }
-}
-
-impl PartialEq for Origin {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for Origin {}
-
-impl Hash for Origin {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Escaped, so that the producer's part of it cannot forge a line of a log.
-        write!(f, "{}", self.shown.as_ref().unwrap_or(&self.text).escape_debug())
-    }
-}
-
-impl fmt::Debug for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Origin").field(self.shown.as_ref().unwrap_or(&self.text)).finish()
-    }
-}
 
 /// The header under which a source hands over, as bytes, headers or properties that its client cannot read. A message that
 /// has it is set aside as malformed, because the rest of it is unknown.
@@ -367,9 +211,7 @@ impl Message {
 
     /// Hides the key from those who see the message's origin, where keys are hidden; `None` where no key was found.
     pub(crate) fn hide(&mut self, key: Option<&IdempotencyKey>) {
-        if let Cow::Owned(shown) = in_text(&self.parts.origin.text, self.parts.id.as_deref(), key) {
-            self.parts.origin.shown = Some(shown.into());
-        }
+        self.parts.origin.hide(self.parts.id.as_deref(), key);
     }
 
     /// The message id for people, escaped.
@@ -524,10 +366,10 @@ impl Message {
             + self.parts.headers.memory()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
             + self.parts.original.bytes
-            + self.parts.ordering_key.as_ref().map_or(0, |key| key.0.len())
+            + self.parts.ordering_key.as_ref().map_or(0, |key| key.as_bytes().len())
             + self.parts.id.as_deref().map_or(0, str::len)
             + self.parts.message_type.as_deref().map_or(0, str::len)
-            + self.parts.origin.text.len()
+            + self.parts.origin.as_str().len()
             + size_of::<Parts>()
     }
 

@@ -1,51 +1,34 @@
 //! Messages out: the events that handlers publish are committed with their effects, and a relay brings each to its destination
 //! under an id that is derived from the key of the message which caused it.
 //!
-//! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for authors of stores, publishers and
-//! relays.
+//! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for authors of stores and publishers.
 
 mod cloud_events;
 pub(crate) mod collect;
 pub(crate) mod event;
-pub(crate) mod id;
 pub(crate) mod limits;
-mod publisher;
-pub(crate) mod relay;
-pub(crate) mod result;
+pub(crate) mod publisher;
 pub(crate) mod rows;
-pub(crate) mod seal;
-#[cfg(feature = "seal")]
-pub(crate) mod sealing;
 
 use sha2::{Digest, Sha256};
 
-#[cfg(feature = "seal")]
-pub use self::sealing::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, ORDERING_KEY_BYTES_MAX, PublishError},
-    id::{IdForm, derived_id},
-    limits::DestinationLimits,
+    limits::{DestinationLimits, EVENT_RETRY, RECEIVER_KEEPS},
     publisher::{Dispatch, EventError, EventPublisher},
-    relay::{
-        Relay, RelayError,
-        settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route, is_stale},
-        state::{RelayStanding, RelayView, Relayed},
-    },
-    result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
-        AppendError, Appended, Declared, DestinationId, EventEnd, EventName, EventNumber, EventState, Gone, KeptResult,
-        LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, ParseEventNameError,
-        StoredEvent, UNDER_WAY,
+        AppendError, Appended, Declared, DestinationId, EventEnd, EventName, EventNumber, EventState, LeaseRequest,
+        Leased, NewEvent, Outbox, OutboxBacklog, OutgoingEvent, ParseEventNameError, StoredEvent, UNDER_WAY,
     },
 };
+pub use crate::derive::{IdForm, derived_id};
 
 use crate::{
     hash::PayloadHash,
-    key::IdempotencyKey,
-    message::{Message, OrderingKey, headers::Headers},
-    store::ScopeId,
+    message::{Message, headers::Headers},
+    names::{IdempotencyKey, OrderingKey, ScopeId},
     telemetry::trace_context::{TRACEPARENT, TRACESTATE},
 };
 

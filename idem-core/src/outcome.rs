@@ -6,12 +6,10 @@ use crate::{
     bugs::{self, Bug},
     dead_letter::Reason,
     error::ErrorClass,
-    handler::error::HandlerError,
+    handler_error::HandlerError,
     hash::PayloadHash,
-    store::{
-        HashRuleId, RunId,
-        claim::{Claim, Claimed, Recorded},
-    },
+    names::{HashRuleId, RunId},
+    store::claim::{Claim, Claimed, Recorded},
 };
 
 /// Permission to run a handler: made by a claim that was won, and used up by the run.

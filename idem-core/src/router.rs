@@ -3,17 +3,13 @@
 use std::{borrow::Cow, collections::HashMap, fmt};
 
 use crate::{
-    handler::{BoxHandler, Handler, TypePlace, error::HandlerError},
+    handler::{BoxHandler, Handler},
+    handler_error::{HandlerError, UnknownTypeError},
     key::JsonMember,
     message::Message,
+    message_type::TypePlace,
     store::{Store, tx::Tx},
 };
-
-/// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never
-/// dropped.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown message type {}: add a handler for it with Router::on, or one for every other type with Router::fallback", .0.as_deref().map_or("(none)".to_owned(), |t| format!("{t:?}")))]
-pub struct UnknownTypeError(pub Option<String>);
 
 /// Picks a handler by the message's type.
 ///

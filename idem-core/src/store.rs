@@ -1,6 +1,7 @@
 //! For those who write a store: the edge to the database, which holds the record of the keys in the handlers' own
 //! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
 
+pub(crate) mod binding;
 pub(crate) mod claim;
 pub(crate) mod describe;
 mod interned;
@@ -10,7 +11,6 @@ pub(crate) mod unit;
 pub(crate) mod usage;
 
 use std::{
-    fmt,
     future::Future,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -19,6 +19,7 @@ use std::{
 use async_trait::async_trait;
 
 pub use self::{
+    binding::Binding,
     claim::{Claim, Claimed, Found, Recorded},
     describe::describe,
     interned::Interned,
@@ -28,50 +29,19 @@ pub use self::{
     usage::Usage,
 };
 pub use crate::{
-    binding::Binding,
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
     dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{ClaimError, CommitError, StoreError},
-    outbox::rows::{AppendError, Appended, KeptResult, Outbox},
+    names::{HashRuleId, Retention, RunId, ScopeId},
+    outbox::rows::{AppendError, Appended, Outbox},
+    results::rows::KeptResult,
 };
 use crate::{
     error::{BoxError, ErrorClass},
     hash::PayloadHash,
-    key::IdempotencyKey,
-    message::{ConsumerName, Tenant},
+    names::{ConsumerName, IdempotencyKey, Tenant},
     setters::setters,
 };
-
-macro_rules! interned_id {
-    ($($(#[$doc:meta])* $name:ident),*) => {$(
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name(pub i32);
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-    )*};
-}
-interned_id!(
-    /// A (tenant, consumer) pair, interned by the store: the scope in which a key is unique.
-    ScopeId,
-    /// A rule by which payloads are hashed, interned by the store.
-    HashRuleId,
-    /// One start of a worker, as the store numbers it.
-    RunId
-);
-
-/// How long a record is kept, as a lower bound: an expired record still counts until cleanup removes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retention {
-    /// At least this long, counted by the database's clock from the commit's transaction.
-    For(Duration),
-    /// For ever.
-    Forever,
-}
 
 /// The capabilities of a store. A capability that is off is refused where it is asked for, never ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

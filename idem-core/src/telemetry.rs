@@ -6,6 +6,7 @@
 //! anything. A key stands on spans and events only, never on a metric; a payload stands nowhere.
 
 pub(crate) mod handles;
+pub(crate) mod log_limit;
 pub(crate) mod spans;
 pub(crate) mod trace_context;
 

@@ -3,7 +3,7 @@
 
 use std::{fmt, future::Future, pin::Pin};
 
-use idem_core::{BoxError, Destination, Store, outbox::Route, store};
+use idem_core::{BoxError, Destination, Store, relay::Route, store};
 
 use crate::exit::Failure;
 

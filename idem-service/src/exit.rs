@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use idem_core::{Summary, WorkerError, outbox::RelayError};
+use idem_core::{Summary, WorkerError, relay::RelayError};
 use serde::Serialize;
 
 use crate::logs;

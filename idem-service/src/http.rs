@@ -9,7 +9,7 @@ mod settings;
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
 
-use idem_core::{BoxError, Destination, Store, outbox::Route};
+use idem_core::{BoxError, Destination, Store, relay::Route};
 use idem_http::IdempotencyBuilder;
 
 use self::run::Started;

@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 
 use idem_core::{
     CleanupState, Incident, IncidentKind, Load, Summary, Wait, WaitCause,
-    outbox::{RelayStanding, Relayed},
+    relay::{RelayStanding, Relayed},
 };
 use tokio::time::Instant;
 

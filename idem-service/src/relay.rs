@@ -7,7 +7,8 @@ pub(crate) mod standing;
 #[cfg(feature = "webhooks")]
 mod webhook;
 
-use idem_core::{BoxError, Destination, Route};
+use idem_core::{BoxError, Destination, Route, relay::Relayed};
+use serde::Serialize;
 
 pub use self::alone::relay;
 use crate::{

@@ -4,7 +4,7 @@ use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     BoxError, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker, WorkerError,
-    WorkerSettings, outbox::RelayBuilder, store,
+    WorkerSettings, relay::RelayBuilder, store,
 };
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
 use idem_core::{
-    BatchHandler, BoxError, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings, outbox::Route,
+    BatchHandler, BoxError, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings, relay::Route,
 };
 
 #[cfg(feature = "postgres")]

@@ -10,7 +10,7 @@ use std::{
 
 use idem_core::{
     CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
-    outbox::{RelayView, Relayed},
+    relay::{RelayView, Relayed},
     store::RunId,
     telemetry::{CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
 };

@@ -5,7 +5,8 @@ use std::{any::type_name, collections::HashSet, sync::Arc};
 use idem_core::{
     Decision, DedupConsumer, Destination, Effects, Handler, Message, Store, StoreError,
     key::KEY_FIELD,
-    outbox::{EventNumber, Outbox, OutgoingEvent, RESULT_BYTES_MAX, StoredResult},
+    outbox::{EventNumber, Outbox, OutgoingEvent},
+    results::{RESULT_BYTES_MAX, StoredResult},
 };
 
 /// The longest name of a consumer, in bytes.

@@ -2,7 +2,8 @@
 
 use idem_core::{
     StoreError, Uuid,
-    outbox::{KeptResult, NewEvent, NewResult},
+    outbox::NewEvent,
+    results::{KeptResult, NewResult},
     store::{Claim, CommitError, Found},
 };
 use idem_sql::{

@@ -10,7 +10,8 @@ use std::{
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
-    outbox::{KeptResult, NewEvent, NewResult},
+    outbox::NewEvent,
+    results::{KeptResult, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_sql::{

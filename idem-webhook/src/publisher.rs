@@ -77,7 +77,7 @@ const SOON: Duration = Duration::from_secs(1);
 /// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
 ///
 /// An endpoint has 8 s to answer, and not the 15 s and more that Standard Webhooks proposes: a relay gives a publisher 10 s, unless its
-/// [settings](idem_core::outbox::RelaySettings::publish_deadline) say otherwise, and each try should end before that, with an error that
+/// [settings](idem_core::relay::RelaySettings::publish_deadline) say otherwise, and each try should end before that, with an error that
 /// says why. The time is no setting; an endpoint that needs longer should answer first and work afterwards.
 pub struct WebhookPublisher {
     endpoints: Arc<dyn Endpoints>,

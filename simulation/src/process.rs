@@ -9,7 +9,7 @@ use idem_core::{
     CancellationToken, CleanupSettings, ConfigError, DedupConsumer, HashRules, Retention, Tenant, Worker, WorkerError,
     failpoint::Life,
     key::{Header, KEY_FIELD},
-    outbox::RESULT_BYTES_MAX,
+    results::RESULT_BYTES_MAX,
 };
 use idem_testkit::MemoryStore;
 

@@ -11,7 +11,8 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     RetryPolicy, Store as _,
-    outbox::{CAUSED_BY, Dispatch, EventError, EventPublisher, EventState, OutgoingEvent, RelayBuilder, Route},
+    outbox::{CAUSED_BY, Dispatch, EventError, EventPublisher, EventState, OutgoingEvent},
+    relay::{RelayBuilder, Route},
 };
 use idem_testkit::{Operation, memory::Rate};
 

@@ -8,7 +8,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     Store as _,
-    outbox::{EventName, EventState, RECEIVER_KEEPS, is_stale},
+    outbox::{EventName, EventState, RECEIVER_KEEPS},
+    relay::is_stale,
 };
 
 use crate::{

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cleanup::{Backlog, Cleaner, CleanupSettings, Expiring, Removal, Removed},
-    error::{ConfigError, ErrorClass, StoreError},
+    config_error::ConfigError,
+    error::{ErrorClass, StoreError},
     failpoint,
 };
 

@@ -14,11 +14,9 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    outbox::{
-        rows::{AppendError, Appended, NewEvent, NewResult},
-        seal::OfRecord,
-    },
+    outbox::rows::{AppendError, Appended, NewEvent},
     outcome::Failure,
+    results::{encrypt::OfRecord, rows::NewResult},
     store::{Store, unit::UnitOfWork},
 };
 
@@ -122,8 +120,8 @@ fn failed<S: Store>(error: StoreError, messages: &[usize]) -> HandlingError {
     match error.class() {
         class @ (ErrorClass::Permanent | ErrorClass::Transient) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, crate::consumer::describe::<S>(&error))
-                .with_code(crate::consumer::code::<S>(&error));
+            let failure = Failure::new(class, reason, crate::store::describe::one_line::<S>(&error))
+                .with_code(crate::store::describe::code::<S>(&error));
             let failed = messages.iter().map(|index| (*index, failure.clone_text())).collect();
             HandlingError::Handlers { failed, left: TransactionState::Clean }
         }

@@ -12,19 +12,21 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::{
     clock::DatabaseClock,
     config::{Concurrency, ConsumerSettings, Effects},
+    config_error::ConfigError,
     consumer::{
         DedupConsumer, Inner, Tenants, conflicts::Conflicts, destinations::Destinations, repeats::Repeats,
         run_once::RunOnce, shared_units::SharedUnits, transaction_use::TransactionUse,
     },
-    error::ConfigError,
     handler::{BatchHandler, Handler, Work},
     hash::HashRules,
     key::{KeyPolicy, KeySource, default_key_source},
-    message::{ConsumerName, Message, Tenant},
-    outbox::{collect::PublishRules, event::Destination, result::RESULT_BYTES_MAX, seal::Seal},
-    store::{Retention, Store, StoreCapabilities},
+    message::Message,
+    names::{ConsumerName, Retention, Tenant},
+    outbox::{collect::PublishRules, event::Destination},
+    pause::IntakeGate,
+    results::{encrypt::Seal, result::RESULT_BYTES_MAX},
+    store::{Store, StoreCapabilities},
     telemetry::handles::UnitMetrics,
-    worker::pause::IntakeGate,
 };
 
 /// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
@@ -218,7 +220,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// Keeps the results that handlers set with [`Tx::set_result`](crate::Tx::set_result) beside the records, of at most this
-    /// many bytes each ([`RESULT_BYTES_MAX`](crate::outbox::RESULT_BYTES_MAX) is a good choice). A larger one is a permanent
+    /// many bytes each ([`RESULT_BYTES_MAX`](crate::results::RESULT_BYTES_MAX) is a good choice). A larger one is a permanent
     /// error, before anything is committed.
     #[must_use]
     pub fn keeps_results(mut self, bytes_max: usize) -> Self {
@@ -240,7 +242,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// a backup. Results that were kept before stay readable.
     #[cfg(feature = "seal")]
     #[must_use]
-    pub fn seals_results(mut self, keys: crate::outbox::sealing::ResultKeys) -> Self {
+    pub fn seals_results(mut self, keys: crate::results::aes_gcm::ResultKeys) -> Self {
         self.seal = Some(Arc::new(keys));
         self
     }

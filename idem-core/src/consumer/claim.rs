@@ -5,10 +5,11 @@ use std::{borrow::Cow, collections::HashMap};
 use crate::{
     error::{ClaimError, StoreError},
     hash::PayloadHash,
-    outbox::rows::KeptResult,
+    names::HashRuleId,
     outcome::{self, Verdict},
+    results::rows::KeptResult,
     store::{
-        HashRuleId, Store,
+        Store,
         claim::{Claim, Found},
         unit::UnitOfWork,
     },

@@ -14,11 +14,10 @@ use tokio::time::Instant;
 
 use crate::{
     consumer::{Inner, identify::Item, outcomes::conflict_details, repeats},
-    message::ConsumerName,
+    names::ConsumerName,
     outcome::Decision,
     store::{AuditEntry, Bookkeeping as _, Store},
-    telemetry::{self, handles},
-    worker::view::log_limit::Limiter,
+    telemetry::{self, handles, log_limit::Limiter},
 };
 
 /// The most keys whose conflicts are noted within [`WINDOW`].

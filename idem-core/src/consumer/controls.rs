@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::{
     consumer::{DedupConsumer, run_once::RunOnce},
     error::StoreError,
+    pause::Pause,
     store::{Bookkeeping as _, Control, Store},
-    worker::pause::Pause,
 };
 
 impl<S: Store> DedupConsumer<S> {

@@ -5,7 +5,7 @@ use std::{borrow::Borrow, collections::HashMap};
 use crate::{
     bugs::{self, Bug},
     consumer::identify::Item,
-    store::ScopeId,
+    names::ScopeId,
 };
 
 /// The messages of a unit, folded. Indexes are those of the messages.

@@ -20,10 +20,10 @@ use crate::{
     consumer::run_once::{Ran, RunOnce, RunOnceError, WorkError},
     dead_letter::Reason,
     error::ErrorClass,
-    handler::error::CannotRepeat,
+    handler_error::CannotRepeat,
     message::Message,
-    outbox::result::ResultBody,
     outcome::Failure,
+    results::result::ResultBody,
     spawn,
     store::{Store, tx::Tx},
 };

@@ -18,14 +18,16 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    handler::{Answer, BatchAnswer, DynBatchHandler, DynHandler, Handled, Work, error::HandlerError},
-    message::{Message, OrderingKey},
+    handler::{Answer, BatchAnswer, DynBatchHandler, DynHandler, Handled, Work},
+    handler_error::HandlerError,
+    message::Message,
+    names::OrderingKey,
     outbox::{
         collect::{Collector, HandedIn},
         event::PublishError,
-        result::ResultBody,
     },
     outcome::{Failure, Ticket},
+    results::result::ResultBody,
     store::{Store, tx::Tx, unit::UnitOfWork},
     telemetry::spans,
 };
@@ -355,8 +357,8 @@ fn late(deadline: Duration) -> Failure {
 }
 
 pub(super) fn unsealed<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(error));
-    failure.with_code(crate::consumer::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::store::describe::one_line::<S>(error));
+    failure.with_code(crate::store::describe::code::<S>(error))
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     hash::PayloadHash,
-    key::{IdempotencyKey, OutsidePayload},
-    message::{ConsumerName, Identity, Message, Tenant, UNREADABLE_HEADERS},
+    key::OutsidePayload,
+    message::{Identity, Message, UNREADABLE_HEADERS},
+    names::{ConsumerName, HashRuleId, IdempotencyKey, ScopeId, Tenant},
     outcome::Failure,
-    store::{HashRuleId, ScopeId, Store, claim::Claim},
+    store::{Store, claim::Claim},
 };
 
 /// A message with the claim of its key.
@@ -92,8 +93,11 @@ impl<S: Store> Inner<S> {
         let (scope, hash_rule) = match self.interned(&tenant).await {
             Ok(interned) => interned,
             Err(error) => {
-                let failure =
-                    Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(&error));
+                let failure = Failure::new(
+                    error.class(),
+                    Reason::AttemptsExhausted,
+                    crate::store::describe::one_line::<S>(&error),
+                );
                 return Err(Rejected { message, key: Some(key), failure });
             }
         };

@@ -7,19 +7,19 @@ use crate::{
     consumer::{
         Inner,
         answers::{self, Answers},
-        describe,
         identify::Item,
         unit::{End, inject, run},
     },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
-    handler::error::CannotRepeat,
+    handler_error::CannotRepeat,
     hash::PayloadHash,
-    message::{Message, OrderingKey},
+    message::Message,
+    names::{OrderingKey, ScopeId},
     outcome::{Decision, Failure},
     policy::{self, Action, Known, Seen},
-    store::{ScopeId, Store},
+    store::{Store, describe::one_line},
 };
 
 /// How often a unit runs as it is before its messages run alone, or are handed back.
@@ -122,14 +122,14 @@ pub(super) async fn whole<S: Store>(
         match policy::after(&known, seen) {
             // The next round claims on a new connection, which shows how the commit ended (A5, A6).
             Action::ClaimAgain => {
-                tracing::warn!(idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost");
-                let error = describe::<S>(&error);
+                tracing::warn!(idem.consumer = %inner.name, error = one_line::<S>(&error), "the answer to a commit was lost");
+                let error = one_line::<S>(&error);
                 cause = Some(format!("the answer to the commit was lost, and nothing had been committed: {error}"));
                 contended = None;
             }
             Action::RunAgain => {
-                tracing::debug!(idem.consumer = %inner.name, error = describe::<S>(&error), "the unit runs again");
-                cause = Some(format!("{} ({})", describe::<S>(&error), error.class()));
+                tracing::debug!(idem.consumer = %inner.name, error = one_line::<S>(&error), "the unit runs again");
+                cause = Some(format!("{} ({})", one_line::<S>(&error), error.class()));
                 contended = Some(error);
             }
             Action::RunAlone if items.len() > 1 => return None,
@@ -241,6 +241,6 @@ pub(super) async fn decide_one<S: Store>(
 }
 
 pub(super) fn store_failure<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::consumer::describe::<S>(error));
-    failure.with_code(crate::consumer::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::store::describe::one_line::<S>(error));
+    failure.with_code(crate::store::describe::code::<S>(error))
 }

@@ -12,6 +12,7 @@ pub(crate) mod guard;
 mod handlers;
 pub(crate) mod identify;
 mod isolate;
+pub(crate) mod kept;
 pub(crate) mod lookup;
 pub(crate) mod open_units;
 pub(crate) mod outcomes;
@@ -51,17 +52,20 @@ use crate::{
     },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
-    handler::{Work, error::HandlerError},
+    handler::Work,
+    handler_error::{HandlerError, UnknownTypeError},
     hash::{HashRules, PayloadHash},
     key::{KeyPolicy, KeySource},
-    message::{ConsumerName, Message, Tenant, decode_error::DecodePayloadError},
-    outbox::{collect::PublishRules, event::PublishError, seal::Seal},
+    message::{Message, decode_error::DecodePayloadError},
+    names::{ConsumerName, HashRuleId, ScopeId, Tenant},
+    outbox::{collect::PublishRules, event::PublishError},
     outcome::{Decision, Failure},
-    router::UnknownTypeError,
+    results::encrypt::Seal,
     source::Attached,
     spawn,
     store::{
-        Bookkeeping as _, HashRuleId, ScopeId, Store, StoreIdentity,
+        Bookkeeping as _, Store, StoreIdentity,
+        describe::{code, one_line},
         registration::{Registered, Registration},
     },
     telemetry::{handles::UnitMetrics, spans::Destination},
@@ -83,11 +87,6 @@ pub(crate) type TenantFn = dyn Fn(&Message) -> Option<Tenant> + Send + Sync;
 /// and clones share everything.
 pub struct DedupConsumer<S: Store> {
     pub(crate) inner: Arc<Inner<S>>,
-}
-
-/// The database's code of an error, which its store finds in the chain.
-pub(crate) fn code<S: Store>(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    crate::handler::error::chain(error).find_map(S::code)
 }
 
 impl<S: Store> Clone for DedupConsumer<S> {
@@ -500,7 +499,7 @@ impl<S: Store> Inner<S> {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
             // A refused event or result is refused each time.
-            let is_refused = crate::handler::error::chain(error.inner()).any(|link| link.is::<PublishError>());
+            let is_refused = crate::error::chain(error.inner()).any(|link| link.is::<PublishError>());
             let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
             let reason = if error.downcast_ref::<DecodePayloadError>().is_some() {
                 Reason::Malformed
@@ -514,7 +513,7 @@ impl<S: Store> Inner<S> {
             (class, reason, code::<S>(error.inner()).or_else(|| own_cause(&error).map(str::to_owned)))
         });
         let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
-        let text = caught(|| describe::<S>(error.inner()))
+        let text = caught(|| one_line::<S>(error.inner()))
             .unwrap_or_else(|| "the handler's error could not be printed: it panicked".to_owned());
         Failure { class, reason, text, code, retry_after: error.wanted_after(), error: Some(error) }
     }
@@ -537,15 +536,6 @@ fn own_cause(error: &HandlerError) -> Option<&str> {
     let publishing = || error.downcast_ref::<PublishError>().map(PublishError::cause);
     let typing = || error.downcast_ref::<UnknownTypeError>().filter(|error| error.0.is_none()).map(|_| "no-type");
     error.code().or_else(decoding).or_else(publishing).or_else(typing)
-}
-
-/// The longest text of an error that is kept.
-const ERROR_CHARS_MAX: usize = 500;
-
-/// An error's [text](store::describe) in one line of bounded length.
-pub(crate) fn describe<S: Store>(error: &(dyn std::error::Error + 'static)) -> String {
-    let text = crate::store::describe::describe::<S>(error);
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use crate::{
     consumer::{Inner, dedupe, identify::Item},
     dead_letter::Reason,
     error::ErrorClass,
+    names::{Retention, RunId},
     outcome::{self, Decision, Durable, Failure, Verdict},
     store::{
-        Retention, RunId, Store,
+        Store,
         claim::{Claim, Recorded},
     },
 };

@@ -103,9 +103,9 @@ mod tests {
     use super::*;
     use crate::{
         hash::PayloadHash,
-        key::IdempotencyKey,
+        names::{HashRuleId, IdempotencyKey, Retention, RunId, ScopeId},
         outcome::{ConflictKind, Durable},
-        store::{HashRuleId, Retention, RunId, ScopeId, claim::Recorded},
+        store::claim::Recorded,
     };
 
     fn claim(key: &str) -> Claim {

@@ -15,9 +15,10 @@ use crate::{
     consumer::{Inner, OwnSession, identify::Item, isolate},
     error::{ErrorClass, StoreError},
     message::Message,
+    names::ScopeId,
     outcome::Decision,
     spawn,
-    store::{ScopeId, Store},
+    store::Store,
 };
 
 /// The most shared units that run at once. A call that comes while they do joins the next one; with more of them, each would

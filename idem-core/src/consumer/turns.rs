@@ -12,8 +12,8 @@ use tokio::{
 };
 
 use crate::{
-    key::IdempotencyKey,
-    store::{ScopeId, claim::Claim},
+    names::{IdempotencyKey, ScopeId},
+    store::claim::Claim,
 };
 
 type Of = (ScopeId, IdempotencyKey);

@@ -24,10 +24,12 @@ use crate::{
     dead_letter::Reason,
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
-    handler::error::HandlerError,
-    outbox::{collect::HandedIn, result::ResultBody},
+    handler_error::HandlerError,
+    names::RunId,
+    outbox::collect::HandedIn,
     outcome::{self, Decision, Failure, Ticket, Verdict},
-    store::{RunId, Store, UnitOptions, claim::Claim, unit::UnitOfWork},
+    results::result::ResultBody,
+    store::{Store, UnitOptions, claim::Claim, unit::UnitOfWork},
     telemetry::spans,
 };
 
@@ -347,8 +349,10 @@ impl Spoilt {
     fn ends<S: Store>(self, inner: &Inner<S>, error: &StoreError) -> Result<ResultBody, Failure> {
         let failure = match self.noted {
             Some(noted) => inner.failure(noted),
-            None => Failure::new(ErrorClass::Permanent, Reason::Permanent, crate::consumer::describe::<S>(error))
-                .with_code(crate::consumer::code::<S>(error)),
+            None => {
+                Failure::new(ErrorClass::Permanent, Reason::Permanent, crate::store::describe::one_line::<S>(error))
+                    .with_code(crate::store::describe::code::<S>(error))
+            }
         };
         match self.declined {
             Some(outcome) if failure.class == ErrorClass::Permanent => Ok(outcome),
@@ -566,8 +570,8 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
         ErrorClass::Infrastructure | ErrorClass::Fatal => End::StoreFailed(error),
         class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, crate::consumer::describe::<S>(&error))
-                .with_code(crate::consumer::code::<S>(&error));
+            let failure = Failure::new(class, reason, crate::store::describe::one_line::<S>(&error))
+                .with_code(crate::store::describe::code::<S>(&error));
             let failed = fresh.iter().map(|index| (*index, failure.clone_text()));
             alone_or_isolated(failed.collect(), items)
         }
@@ -577,7 +581,7 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::RunId;
+    use crate::names::RunId;
 
     /// A18, A20: the server ends an idle transaction only after the handler's own deadline has passed, with time for the
     /// engine to notice; otherwise both would race for every slow handler.

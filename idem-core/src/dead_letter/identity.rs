@@ -9,7 +9,7 @@ use crate::{
     error::ErrorClass,
     hash::PayloadHash,
     message::Message,
-    store::HashRuleId,
+    names::HashRuleId,
 };
 
 /// The identity of a dead letter within its scope, as a SHA-256. Two with equal identities are copies of one

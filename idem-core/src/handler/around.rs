@@ -3,8 +3,10 @@
 use std::{fmt, future::Future, marker::PhantomData};
 
 use crate::{
-    handler::{DynHandler, Handler, TypePlace, error::HandlerError},
+    handler::{DynHandler, Handler},
+    handler_error::HandlerError,
     message::Message,
+    message_type::TypePlace,
     store::{Store, tx::Tx},
 };
 

@@ -5,7 +5,8 @@ use std::{fmt, future::Future, marker::PhantomData};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    handler::{Handler, error::HandlerError},
+    handler::Handler,
+    handler_error::HandlerError,
     message::Message,
     store::{Store, tx::Tx},
 };

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use crate::{
     json::{self, MemberError},
-    key::{IdempotencyKey, KEY_FIELD, KeyError, KeySource, OutsidePayload, join, outside},
+    key::{KEY_FIELD, KeySource, OutsidePayload, join, outside},
     message::Message,
+    names::{IdempotencyKey, KeyError},
 };
 
 /// The extension attribute `idempotencykey` of a CloudEvent, else its `source` and `id` together, which CloudEvents

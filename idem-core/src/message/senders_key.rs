@@ -1,6 +1,6 @@
 //! The key as a message's sender gave it, where that is not the whole of the one under which it is handled.
 
-use crate::{key::IdempotencyKey, message::Message};
+use crate::{message::Message, names::IdempotencyKey};
 
 impl Message {
     /// Sets the key as its sender gave it, where the message is handled under a longer one that was made of it, as a request is under

@@ -68,12 +68,6 @@ fn a_derived_key_depends_on_nothing_that_a_redelivery_changes() {
     assert_eq!(first, derived(again.with_sent_at(SystemTime::UNIX_EPOCH)));
 }
 
-/// S5: the producer's id of its message is a part of a RabbitMQ origin, and forges no line of a log.
-#[test]
-fn s5_an_origin_is_shown_in_one_line() {
-    assert_eq!(Origin::new("orders/a\nWARN forged\u{202e}").to_string(), "orders/a\\nWARN forged\\u{202e}");
-}
-
 /// S4: `Debug` prints sizes and a prefix of the hash, never a payload or a header's value.
 #[test]
 fn s4_debug_shows_neither_payload_nor_header_values() {
@@ -190,23 +184,6 @@ fn s10_a_payload_deeper_than_64_levels_is_malformed() {
         let error = nested(depth).json::<serde::de::IgnoredAny>().expect_err("too deep");
         assert_eq!(error.to_string(), "the payload is malformed: it is nested deeper than 64 levels");
     }
-}
-
-#[test]
-fn s2_names_have_1_to_100_bytes_without_control_characters() {
-    for text in ["", "a\nb", "a\0", &"n".repeat(101), &"é".repeat(51)] {
-        assert!(ConsumerName::new(text).is_err() && Tenant::new(text).is_err(), "{text:?}");
-    }
-    let longest = "n".repeat(100);
-    assert_eq!(ConsumerName::new(&longest).expect("a name").as_str(), longest);
-    assert_eq!(
-        (Tenant::default().as_str(), Tenant::new("acme").expect("a tenant").to_string()),
-        ("", "acme".to_owned())
-    );
-    let error = ConsumerName::new("a\r\n\u{1b}[31m").expect_err("control characters").to_string();
-    assert!(!error.chars().any(char::is_control), "S5: {error:?}");
-    let endless = ConsumerName::new(&"n".repeat(10_000)).expect_err("too long").to_string();
-    assert!(endless.len() < 300, "a refused name is not repeated at its full length");
 }
 
 /// Headers keep order, repetition and absence of values, as Kafka delivers them.

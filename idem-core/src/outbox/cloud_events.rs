@@ -9,12 +9,13 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 
 use crate::{
-    error::ConfigError,
+    config_error::ConfigError,
     key::KEY_FIELD,
     message::headers::Headers,
     outbox::{
         collect::{CAUSE, CAUSED_BY},
-        rows::OutgoingEvent,
+        limits::DestinationLimits,
+        rows::{NewEvent, OutgoingEvent},
     },
 };
 
@@ -201,7 +202,7 @@ fn structured(event: &OutgoingEvent, attributes: &[(&str, String)]) -> Bytes {
 }
 
 /// How many bytes the payload has in structured mode at least, without the attributes.
-pub(super) fn structured_bytes(content_type: Option<&str>, payload: &[u8]) -> usize {
+fn structured_bytes(content_type: Option<&str>, payload: &[u8]) -> usize {
     match Data::of(content_type, payload) {
         // Text may grow by what is escaped in it.
         Data::Nothing | Data::Json(_) | Data::Text(_) => payload.len(),
@@ -283,12 +284,29 @@ fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
+impl DestinationLimits {
+    /// How many bytes the payload has on its way at least, where that is more than the destination can ever take. What goes beside it
+    /// is not counted: only the publisher knows that.
+    pub(crate) fn refuses(&self, event: &NewEvent) -> Option<usize> {
+        let max = usize::try_from(self.message_bytes_max?).ok()?;
+        let bytes = event.payload.len();
+        if bytes > max {
+            return Some(bytes);
+        }
+        // Whether it is JSON is looked at only where that decides.
+        let grows = self.is_structured && event.event_type.is_some() && bytes.div_ceil(3) * 4 > max;
+        let bytes = if grows { structured_bytes(event.content_type.as_deref(), &event.payload) } else { bytes };
+        (bytes > max).then_some(bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        key::{IdempotencyKey, default_key_source},
-        message::{ConsumerName, Message, Tenant},
+        key::default_key_source,
+        message::Message,
+        names::{ConsumerName, IdempotencyKey, Tenant},
         outbox::rows::EventNumber,
     };
 

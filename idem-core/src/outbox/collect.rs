@@ -6,17 +6,19 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     bugs::{self, Bug},
+    derive::derived_id,
     error::ErrorClass,
-    handler::error::HandlerError,
-    key::{IdempotencyKey, KEY_FIELD},
-    message::{Message, OrderingKey, Tenant, headers::Headers},
-    outbox::{
-        event::{Destination, Event, PublishError},
-        id::derived_id,
-        result::{REFERENCE_BYTES_MAX, ResultBody},
-    },
+    handler_error::HandlerError,
+    key::KEY_FIELD,
+    message::{Message, headers::Headers},
+    names::{IdempotencyKey, OrderingKey, Tenant},
+    outbox::event::{Destination, Event, PublishError},
+    results::result::{REFERENCE_BYTES_MAX, ResultBody},
     telemetry::trace_context::{TRACEPARENT, TRACESTATE, TraceContext},
 };
+
+/// The largest [status](ResultBody::status) of a result: the largest number of its column.
+const STATUS_MAX: u16 = i16::MAX.unsigned_abs();
 
 /// The limits of one consumer's events and results.
 #[derive(Debug, Clone)]
@@ -54,7 +56,7 @@ impl PublishRules {
         if let Some(bytes) = result.reference.as_deref().map(str::len).filter(|bytes| *bytes > REFERENCE_BYTES_MAX) {
             return Err(PublishError::ReferenceTooLong { bytes });
         }
-        result.check()?;
+        check_columns(result)?;
         let bytes = result.bytes();
         if bytes > max { Err(PublishError::ResultTooLarge { bytes, max }) } else { Ok(()) }
     }
@@ -67,6 +69,21 @@ pub(crate) struct Collected {
     pub(crate) destination: usize,
     pub(crate) key: IdempotencyKey,
     pub(crate) event: Event,
+}
+
+/// Refuses what a column of PostgreSQL cannot hold, on every store and before anything is written.
+fn check_columns(result: &ResultBody) -> Result<(), PublishError> {
+    if let Some(status) = result.status.filter(|status| *status > STATUS_MAX) {
+        return Err(PublishError::invalid("the status of the result", &status.to_string(), "at most 32767"));
+    }
+    for (what, text) in
+        [("the content type of the result", &result.content_type), ("the reference of the result", &result.reference)]
+    {
+        if let Some(text) = text.as_deref().filter(|text| text.contains('\0')) {
+            return Err(PublishError::invalid(what, text, "a NUL character cannot be stored"));
+        }
+    }
+    Ok(())
 }
 
 /// All events and the result of one message's handler.

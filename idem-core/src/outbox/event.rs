@@ -6,11 +6,8 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::{
-    error::ConfigError,
-    key::{KEY_BYTES_MAX, KEY_FIELD},
-    message::headers::Headers,
-    outbox::{id::IdForm, result::REFERENCE_BYTES_MAX},
-    setters::setters,
+    config_error::ConfigError, derive::IdForm, key::KEY_FIELD, message::headers::Headers, names::KEY_BYTES_MAX,
+    results::result::REFERENCE_BYTES_MAX, setters::setters,
 };
 
 /// The longest name of a destination, in bytes: the URL of a queue is one.

@@ -1,9 +1,15 @@
 //! [`DestinationLimits`], what a destination takes.
 
-use crate::{
-    outbox::{cloud_events::structured_bytes, rows::NewEvent},
-    setters::setters,
-};
+use std::time::Duration;
+
+use crate::{retry::RetryPolicy, setters::setters};
+
+/// How long receivers remember the ids of events, unless the route has another time: the default retention of a consumer.
+pub const RECEIVER_KEEPS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The attempts of an event that its destination refuses, and the waits between them, unless the publisher or the route sets
+/// others. An outage does not count as an attempt.
+pub const EVENT_RETRY: RetryPolicy = RetryPolicy::new(10, Duration::from_millis(200), Duration::from_secs(5 * 60));
 
 /// What a destination is, and how large its messages may be, as the [publisher](super::EventPublisher::limits) of its relay knows. The
 /// relay leaves it in the destination's row, so that workers know it that have no relay.
@@ -29,19 +35,5 @@ impl DestinationLimits {
         message_bytes_max: Option<u64>,
         /// Sets whether events are sent in structured mode.
         is_structured: bool,
-    }
-
-    /// How many bytes the payload has on its way at least, where that is more than the destination can ever take. What goes beside it
-    /// is not counted: only the publisher knows that.
-    pub(crate) fn refuses(&self, event: &NewEvent) -> Option<usize> {
-        let max = usize::try_from(self.message_bytes_max?).ok()?;
-        let bytes = event.payload.len();
-        if bytes > max {
-            return Some(bytes);
-        }
-        // Whether it is JSON is looked at only where that decides.
-        let grows = self.is_structured && event.event_type.is_some() && bytes.div_ceil(3) * 4 > max;
-        let bytes = if grows { structured_bytes(event.content_type.as_deref(), &event.payload) } else { bytes };
-        (bytes > max).then_some(bytes)
     }
 }

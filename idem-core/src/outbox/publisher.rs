@@ -6,7 +6,10 @@ use async_trait::async_trait;
 
 use crate::{
     error::{BoxError, SourceError},
-    outbox::{limits::DestinationLimits, relay::settings::EVENT_RETRY, rows::OutgoingEvent},
+    outbox::{
+        limits::{DestinationLimits, EVENT_RETRY},
+        rows::OutgoingEvent,
+    },
     retry::RetryPolicy,
 };
 

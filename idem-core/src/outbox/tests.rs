@@ -1,10 +1,10 @@
 use super::*;
 use crate::{
     bugs::Bug,
-    key::IdempotencyKey,
-    message::{ConsumerName, Identity, Tenant},
+    message::Identity,
+    names::{ConsumerName, IdempotencyKey, ScopeId, Tenant},
     outbox::collect::{CAUSED_BY, Collector, PublishRules},
-    store::ScopeId,
+    results::result::ResultBody,
 };
 
 fn message(key: Option<&str>) -> Message {

@@ -1,10 +1,7 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::{
-    key::IdempotencyKey,
-    store::{Retention, RunId, ScopeId},
-};
+use crate::names::{IdempotencyKey, Retention, RunId, ScopeId};
 
 const RULE: HashRuleId = HashRuleId(1);
 const OLDER: HashRuleId = HashRuleId(2);

@@ -4,10 +4,9 @@ use std::time::SystemTime;
 
 use crate::{
     hash::PayloadHash,
-    key::IdempotencyKey,
-    outbox::rows::KeptResult,
+    names::{HashRuleId, IdempotencyKey, Retention, RunId, ScopeId},
+    results::rows::KeptResult,
     setters::setters,
-    store::{HashRuleId, Retention, RunId, ScopeId},
 };
 
 /// One key to claim.

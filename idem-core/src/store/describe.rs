@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::{handler::error::chain, store::Store};
+use crate::{error::chain, store::Store};
 
 /// The texts of an error and its sources in one line, down to the error of the store's driver, for which
 /// [`Store::describe`] has words without the values of statements and rows. The sources behind that one may quote such
@@ -27,4 +27,18 @@ pub fn describe<S: Store>(error: &(dyn Error + 'static)) -> String {
         }
     }
     texts.join(": ")
+}
+
+/// The database's code of an error, which its store finds in the chain.
+pub(crate) fn code<S: Store>(error: &(dyn Error + 'static)) -> Option<String> {
+    chain(error).find_map(S::code)
+}
+
+/// The longest text of an error that is kept.
+const ERROR_CHARS_MAX: usize = 500;
+
+/// An error's [text](describe) in one line of bounded length.
+pub(crate) fn one_line<S: Store>(error: &(dyn Error + 'static)) -> String {
+    let text = describe::<S>(error);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
 }

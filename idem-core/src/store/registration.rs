@@ -3,9 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    message::{ConsumerName, Tenant},
+    names::{ConsumerName, HashRuleId, Retention, RunId, ScopeId, Tenant},
     setters::setters,
-    store::{HashRuleId, Retention, RunId, ScopeId},
 };
 
 /// A consumer's facts, as it registers them at its start.

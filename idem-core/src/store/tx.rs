@@ -3,14 +3,14 @@
 use std::fmt;
 
 use crate::{
-    handler::error::HandlerError,
-    key::IdempotencyKey,
+    handler_error::HandlerError,
     message::Message,
+    names::IdempotencyKey,
     outbox::{
         collect::Collector,
         event::{Event, PublishError},
-        result::ResultBody,
     },
+    results::result::ResultBody,
     store::Store,
 };
 

@@ -4,7 +4,8 @@ use std::{future::Future, time::SystemTime};
 
 use crate::{
     error::{ClaimError, CommitError, StoreError},
-    outbox::rows::{AppendError, Appended, KeptResult},
+    outbox::rows::{AppendError, Appended},
+    results::rows::KeptResult,
     store::{
         Store,
         claim::{Claim, Claimed, Found, Recorded},

@@ -4,7 +4,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 use crate::{
     dead_letter::Reason,
-    message::ConsumerName,
+    names::ConsumerName,
     policy::WaitCause,
     telemetry::{
         BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES,

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use tracing::{Span, debug_span, field};
 
 use crate::{
-    message::{ConsumerName, Message},
+    message::Message,
+    names::ConsumerName,
     telemetry::{SPANS, trace_context::TraceContext},
 };
 

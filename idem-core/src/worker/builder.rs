@@ -5,10 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     cleanup::CleanupSettings,
     config::{OlderThanRetention, OnConflict, OnUnkeepable, WorkerSettings},
+    config_error::ConfigError,
     consumer::DedupConsumer,
     dead_letter::Publisher,
-    error::ConfigError,
-    outbox::relay::{Relay, settings::RelayBuilder},
+    relay::{Relay, settings::RelayBuilder},
     retry::RetryPolicy,
     source::Source,
     store::Store,

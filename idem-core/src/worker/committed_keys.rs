@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use crate::{
     bugs::{self, Bug},
     config::WorkerSettings,
-    key::IdempotencyKey,
+    names::{IdempotencyKey, Retention},
     outcome::{Durable, Verdict, compare},
     store::{
-        Retention, StoreIdentity,
+        StoreIdentity,
         claim::{Claim, Recorded},
     },
 };

@@ -13,11 +13,9 @@ use crate::{
     dead_letter::{DeadLetterId, Reason},
     error::ErrorClass,
     hash::PayloadHash,
-    key::IdempotencyKey,
-    message::OrderingKey,
+    names::{HashRuleId, IdempotencyKey, OrderingKey, ScopeId},
     policy::WaitCause,
     source::Assignment,
-    store::{HashRuleId, ScopeId},
     worker::{in_flight::Permit, view::waits::Waiting},
 };
 

@@ -2,12 +2,12 @@
 
 pub(crate) mod builder;
 mod committed_keys;
+pub(crate) mod error;
 mod in_flight;
 mod intake;
 mod job;
 mod lane;
 mod pace;
-pub(crate) mod pause;
 mod quota;
 mod settler;
 mod shared;
@@ -34,77 +34,34 @@ use crate::{
     config::WorkerSettings,
     consumer::DedupConsumer,
     dead_letter::Publisher,
-    error::{BoxError, SourceError, StoreError},
     failpoint,
-    outbox::relay::{Relay, RelayError, Stopping, state::RelayView},
+    names::RunId,
+    pause::IntakeGate,
+    relay::{Relay, Stopping, state::RelayView},
     source::{Attached, Source},
     spawn,
-    store::{Bookkeeping as _, RunId, Store, registration::Registered},
-    telemetry::handles::WorkerMetrics,
+    store::{Bookkeeping as _, Store, registration::Registered},
+    telemetry::{
+        handles::WorkerMetrics,
+        log_limit::{self, LogLimiter},
+    },
     worker::{
         builder::WorkerBuilder,
         committed_keys::CommittedKeys,
+        error::WorkerError,
         in_flight::InFlight,
-        lane::{Lane, drain::LaneCount},
-        pause::IntakeGate,
+        lane::Lane,
         quota::Quota,
         settler::Settlement,
-        shared::Shared,
+        shared::{LaneCount, Shared},
         view::{
             WorkerView,
             incidents::Incidents,
-            log_limit::LogLimiter,
             stats::{Stats, Summary},
             waits::Waits,
         },
     },
 };
-
-/// Why a worker ended other than by being asked to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkerError {
-    /// The store refused; the text has the cure.
-    #[error("the store refused")]
-    Store(#[source] StoreError),
-    /// The source refused; the text has the cure.
-    #[error("the broker refused")]
-    Source(#[source] SourceError),
-    /// The database or the broker could not be reached, or did not answer as it must, for the start-up time-out.
-    #[error("{what} could not be reached for {tried_for:?}")]
-    Unreachable {
-        /// Which of the two.
-        what: &'static str,
-        /// The start-up time-out.
-        tried_for: Duration,
-        /// The last error.
-        #[source]
-        source: BoxError,
-    },
-    /// Units that were running when the stop came did not end in time, and were given up with their transactions; their
-    /// messages go back to the broker.
-    #[error(
-        "the drain deadline of {drain:?} passed with {in_flight} messages in flight; the broker delivers them again"
-    )]
-    DrainDeadline {
-        /// The deadline.
-        drain: Duration,
-        /// Messages received and not settled.
-        in_flight: usize,
-    },
-    /// The consumer was halted, and the run was to end when idle, which it never would.
-    #[error("the consumer was halted; look at its audit trail, and resume it with `idem consumers resume`")]
-    Halted,
-    /// Its relay ended; the text has the cure.
-    #[error("the relay of the worker ended")]
-    Relay(#[source] RelayError),
-    /// A task of the worker died.
-    #[error("the task {task} of the worker died, which is a bug in idem; every unsettled message comes back")]
-    TaskDied {
-        /// Its name.
-        task: &'static str,
-    },
-}
 
 /// Runs a [`DedupConsumer`] on a [`Source`]: lanes by ordering key, batches, retries, dead letters, settling, cleanup
 /// and shutdown.
@@ -306,7 +263,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
-        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::log_limit::WINDOW);
+        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + log_limit::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }

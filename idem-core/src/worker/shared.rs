@@ -8,36 +8,43 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    task::AbortHandle,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     bugs::{self, Bug},
     config::WorkerSettings,
-    consumer::{self, Inner},
+    consumer::Inner,
     dead_letter::Publisher,
     error::StoreError,
-    outbox::relay::state::RelayView,
+    names::{RunId, ScopeId},
     outcome::{Durable, Settle},
+    pause::IntakeGate,
+    relay::state::RelayView,
     source::Source,
     store::{
-        Bookkeeping as _, Control, ControlState, RunId, ScopeId, Store,
+        Bookkeeping as _, Control, ControlState, Store,
         claim::{Claim, Recorded},
+        describe,
     },
-    telemetry::handles::{Cause, WorkerMetrics},
+    telemetry::{
+        handles::{Cause, WorkerMetrics},
+        log_limit::LogLimiter,
+    },
     worker::{
-        WorkerError,
         committed_keys::CommittedKeys,
+        error::WorkerError,
         in_flight::{InFlight, Permit},
         job::{DeliveredBy, Job},
-        lane::drain::LaneCount,
-        pause::IntakeGate,
         quota::Quota,
         settler::{Answers, Settlement},
         unsettled::{Place, Unsettled},
         view::{
             incidents::Incidents,
-            log_limit::LogLimiter,
             stats::{Stats, Summary},
             waits::Waits,
         },
@@ -102,7 +109,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
         *self.unrecorded_halt() = Some((who.to_owned(), reason.to_owned()));
         if let Err(error) = self.record_halt().await {
-            let error = consumer::describe::<S>(&error);
+            let error = describe::one_line::<S>(&error);
             tracing::error!(
                 idem.consumer = %self.consumer.name, error, "the halt could not be recorded yet; this worker stays halted"
             );
@@ -214,4 +221,46 @@ impl<S: Store, B: Source> Shared<S, B> {
             expires_at: None,
         }
     }
+}
+
+/// How many lanes there are, and how many may be running something that they began before the stop.
+#[derive(Debug, Default)]
+pub(crate) struct LaneCount {
+    present: watch::Sender<usize>,
+    at_work: watch::Sender<usize>,
+}
+
+/// Counts a lane, until it is dropped.
+pub(super) struct Counted(watch::Sender<usize>);
+
+impl LaneCount {
+    /// A lane that begins.
+    pub(super) fn enter(&self) -> (Counted, Counted) {
+        let count = |lanes: &watch::Sender<usize>| {
+            lanes.send_modify(|lanes| *lanes += 1);
+            Counted(lanes.clone())
+        };
+        (count(&self.present), count(&self.at_work))
+    }
+
+    /// Waits until none runs anything that it began before the stop.
+    pub(super) async fn none_at_work(&self) {
+        none_left(&self.at_work).await;
+    }
+
+    /// Waits until all have left.
+    pub(super) async fn none_present(&self) {
+        none_left(&self.present).await;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|lanes| *lanes -= 1);
+    }
+}
+
+async fn none_left(lanes: &watch::Sender<usize>) {
+    // The sender lives for as long as this is waited for, so this cannot fail.
+    let _ = lanes.subscribe().wait_for(|lanes| *lanes == 0).await;
 }

@@ -7,13 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Concurrency,
-    consumer,
     error::{BoxError, ErrorClass, SourceError, StoreError},
+    names::Retention,
     retry::RetryPolicy,
     source::{Attached, Source},
     span::Exactly,
-    store::{AuditEntry, Bookkeeping as _, Retention, Store, registration::Registered},
-    worker::{Worker, WorkerError},
+    store::{AuditEntry, Bookkeeping as _, Store, describe, registration::Registered},
+    worker::{Worker, error::WorkerError},
 };
 
 /// How long a start has been waiting.
@@ -79,7 +79,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             return Err(WorkerError::Unreachable { what, tried_for, source: error });
         }
         waits.tries += 1;
-        let text = consumer::describe::<S>(&*error);
+        let text = describe::one_line::<S>(&*error);
         tracing::warn!(idem.consumer = %self.consumer.inner.name, error = text, "{what} cannot be reached yet");
         let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
         tokio::time::sleep(retry.backoff_now(waits.tries).min(tried_for.saturating_sub(elapsed))).await;

@@ -11,14 +11,15 @@ use crate::{
     bugs::{self, Bug},
     cleanup::{CleanupSettings, runner::Cleanup},
     error::StoreError,
-    outbox::relay::{Relay, Stopping, state::RelayView},
+    pause::Pause,
+    relay::{Relay, Stopping, state::RelayView},
     source::{Assignment, Source},
     store::{Bookkeeping as _, ControlState, Store, StoreIdentity, usage::Usage},
     worker::{
-        WorkerError, committed_keys,
+        committed_keys,
+        error::WorkerError,
         intake::{self, LaneSenders},
         job::DeliveredBy,
-        pause::Pause,
         shared::Shared,
     },
 };

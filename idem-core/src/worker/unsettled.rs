@@ -16,8 +16,7 @@ use std::{
 use crate::{
     bugs::{self, Bug},
     hash::PayloadHash,
-    key::IdempotencyKey,
-    store::ScopeId,
+    names::{IdempotencyKey, ScopeId},
     worker::job::{Counts, DeadLetterCause, DeliveredBy, Job},
 };
 

@@ -101,7 +101,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 body_deadline: Duration::from_secs(10),
                 headers_max: 100,
                 headers_bytes_max: 16 << 10,
-                response_bytes_max: idem_core::outbox::RESULT_BYTES_MAX,
+                response_bytes_max: idem_core::results::RESULT_BYTES_MAX,
             },
             kept_headers: KEPT_BY_DEFAULT.to_vec(),
             answers_by_subject: false,

@@ -224,7 +224,7 @@ fn relay_of<S: Store>(store: &Arc<S>, flags: &HttpFlags, beside: Beside) -> Resu
     }
     let outbox = store.outbox().ok_or("requests publish events, and this database has no outbox")?;
     let named = Relay::builder(outbox).of_store::<S>().named(process());
-    Ok(Some(routes.into_iter().fold(named, idem_core::outbox::RelayBuilder::route).build()?))
+    Ok(Some(routes.into_iter().fold(named, idem_core::relay::RelayBuilder::route).build()?))
 }
 
 /// The facts about requests on the page.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{CleanupState, IncidentKind, Pause, WaitCause, outbox::RelayStanding, store::ControlState};
+use idem_core::{CleanupState, IncidentKind, Pause, WaitCause, relay::RelayStanding, store::ControlState};
 
 use super::{html::Page, words};
 use crate::{rates::Recent, status::Status};

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use idem_core::{
     BoxError, Relay, Route,
-    outbox::RelayBuilder,
+    relay::RelayBuilder,
     store::{Bookkeeping as _, Store as _},
 };
 use idem_sql::SchemaName;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use idem_core::{
     StoreError,
-    outbox::{KeptResult, NewEvent, NewResult},
+    outbox::NewEvent,
+    results::{KeptResult, NewResult},
     store::{Claim, Found},
 };
 use idem_sql::{

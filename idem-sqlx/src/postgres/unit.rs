@@ -5,7 +5,8 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::SystemTime};
 use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    outbox::{KeptResult, NewEvent, NewResult},
+    outbox::NewEvent,
+    results::{KeptResult, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_sql::{

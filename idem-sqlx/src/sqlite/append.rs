@@ -2,7 +2,7 @@
 
 use idem_core::{
     StoreError,
-    outbox::{KeptResult, NewResult},
+    results::{KeptResult, NewResult},
     store::{Claim, boxed},
 };
 use idem_sql::{Appending, EventColumns, ResultColumns, Row, key_id, results_in_claim_order};

@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    outbox::KeptResult,
+    results::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions, boxed},
 };
 use idem_sql::from_microseconds;

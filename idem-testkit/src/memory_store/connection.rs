@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use idem_core::{
     Bytes, ErrorClass, PayloadHash,
-    outbox::{EventNumber, NewEvent, NewResult},
+    outbox::{EventNumber, NewEvent},
+    results::NewResult,
 };
 
 use super::{

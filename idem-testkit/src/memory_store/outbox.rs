@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, Destination, OrderingKey, ResultBody, StoreError,
     outbox::{
-        Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, IdForm, KeptResult,
-        LeaseRequest, Leased, NewEvent, NewResult, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
-        UNDER_WAY,
+        Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, IdForm, LeaseRequest,
+        Leased, NewEvent, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
     },
+    results::{KeptResult, NewResult},
     store::{Interned, ScopeId},
 };
 

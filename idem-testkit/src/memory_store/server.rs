@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
     ConsumerName, IdempotencyKey, Recorded,
-    outbox::NewResult,
+    results::NewResult,
     store::{ScopeId, StoreIdentity},
 };
 

@@ -9,7 +9,8 @@ use std::{
 
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx,
-    outbox::{EventNumber, KeptResult, NewEvent},
+    outbox::{EventNumber, NewEvent},
+    results::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
 };
 use tokio::time::{Instant, timeout_at};

@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
-    WorkError, outbox::ResultKeys,
+    WorkError, results::ResultKeys,
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
 

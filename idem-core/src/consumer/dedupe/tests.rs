@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     hash::PayloadHash,
-    key::IdempotencyKey,
     message::Message,
-    store::{HashRuleId, Retention, claim::Claim},
+    names::{HashRuleId, IdempotencyKey, Retention},
+    store::claim::Claim,
 };
 
 /// A message of `scope` and `key`; `None` for one that opted out of protection.

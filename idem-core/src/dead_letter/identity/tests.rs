@@ -4,9 +4,8 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{
-    key::IdempotencyKey,
-    message::{ConsumerName, Origin, headers::Headers},
-    store::ScopeId,
+    message::headers::Headers,
+    names::{ConsumerName, IdempotencyKey, Origin, ScopeId},
 };
 
 fn letter(message: Message, key: Option<&str>, hash: Option<PayloadHash>, reason: Reason) -> DeadLetter {

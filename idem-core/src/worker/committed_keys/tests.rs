@@ -3,7 +3,8 @@ use std::time::SystemTime;
 use super::*;
 use crate::{
     hash::PayloadHash,
-    store::{HashRuleId, RunId, ScopeId, StoreIdentity},
+    names::{HashRuleId, RunId, ScopeId},
+    store::StoreIdentity,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::{
+    pause::Pause,
     source::Source,
     store::Store,
-    worker::{intake::LaneSenders, lane::Command, pause::Pause, shared::Shared},
+    worker::{intake::LaneSenders, lane::Command, shared::Shared},
 };
 
 /// The subscription that is wanted from the broker.

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
-    consumer::{self, outcomes::conflict_details},
+    consumer::outcomes::conflict_details,
     dead_letter::{DeadLetterId, Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
@@ -14,6 +14,7 @@ use crate::{
     store::{
         AuditEntry, Bookkeeping as _, ControlState, Store,
         claim::{Claim, Recorded},
+        describe,
     },
     telemetry,
     worker::{
@@ -147,7 +148,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unrecorded.pass()
         {
-            let error = consumer::describe::<S>(&error);
+            let error = describe::one_line::<S>(&error);
             tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the end of a replay could not be noted");
         }
     }

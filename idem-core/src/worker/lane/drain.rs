@@ -6,10 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{oneshot, watch},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     bugs::{self, Bug},
@@ -34,52 +31,20 @@ pub(super) struct Revoking {
     until: Instant,
 }
 
-/// How many lanes there are, and how many may be running something that they began before the stop.
-#[derive(Debug, Default)]
-pub(crate) struct LaneCount {
-    present: watch::Sender<usize>,
-    at_work: watch::Sender<usize>,
-}
-
-/// Counts a lane, until it is dropped.
-pub(super) struct Counted(watch::Sender<usize>);
-
-impl LaneCount {
-    /// A lane that begins.
-    pub(super) fn enter(&self) -> (Counted, Counted) {
-        let count = |lanes: &watch::Sender<usize>| {
-            lanes.send_modify(|lanes| *lanes += 1);
-            Counted(lanes.clone())
-        };
-        (count(&self.present), count(&self.at_work))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.send_modify(|lanes| *lanes -= 1);
-    }
-}
-
-async fn none_left(lanes: &watch::Sender<usize>) {
-    // The sender lives for as long as this is waited for, so this cannot fail.
-    let _ = lanes.subscribe().wait_for(|lanes| *lanes == 0).await;
-}
-
 impl<S: Store, B: Source> Shared<S, B> {
     /// Waits until no lane runs anything any more and everything that they settled was handed over.
     async fn idle(&self) {
-        none_left(&self.lanes.at_work).await;
+        self.lanes.none_at_work().await;
         self.flush().await;
     }
 
     /// Waits until every lane has left, after a stop.
-    pub(in crate::worker) async fn all_stopped(&self) {
-        none_left(&self.lanes.present).await;
+    pub(crate) async fn all_stopped(&self) {
+        self.lanes.none_present().await;
     }
 
     /// Waits until everything that was settled so far was handed over to the source.
-    pub(in crate::worker) async fn flush(&self) {
+    pub(crate) async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
         if self.settlements.send(Settlement::Flush(done)).is_ok() {
             // A settler that died has stopped the worker.

@@ -6,15 +6,14 @@ use tokio::time::Instant;
 
 use crate::{
     bugs::{self, Bug},
-    consumer,
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     outcome::Failure,
     policy::{self, Action, Known, Seen, WaitCause},
     source::Source,
-    store::{Bookkeeping as _, Store},
+    store::{Bookkeeping as _, Store, describe},
     worker::{
-        WorkerError,
+        error::WorkerError,
         job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
         lane::Lane,
         shared::Shared,
@@ -32,7 +31,7 @@ pub(super) enum Failed {
 impl Failed {
     fn text<S: Store>(&self) -> String {
         match self {
-            Self::Store(error) => consumer::describe::<S>(error),
+            Self::Store(error) => describe::one_line::<S>(error),
             Self::Message(failure) => failure.text.clone(),
         }
     }
@@ -41,8 +40,8 @@ impl Failed {
     fn into_failure<S: Store>(self) -> Failure {
         match self {
             Self::Store(error) => {
-                Failure::new(error.class(), Reason::AttemptsExhausted, consumer::describe::<S>(&error))
-                    .with_code(consumer::code::<S>(&error))
+                Failure::new(error.class(), Reason::AttemptsExhausted, describe::one_line::<S>(&error))
+                    .with_code(describe::code::<S>(&error))
             }
             Self::Message(failure) => failure,
         }

@@ -20,20 +20,19 @@ use tokio::{
 use crate::{
     bugs::{self, Bug},
     config::Effects,
-    consumer,
+    pause::Turn,
     retry::RetryPolicy,
     source::{Assignment, Source},
-    store::{Store, claim::Claim},
+    store::{Store, claim::Claim, describe},
     worker::{
         committed_keys,
         job::Job,
         lane::{
             batch_size::BatchSize,
-            drain::{Counted, Revoking},
+            drain::Revoking,
             queue::{Next, Queue},
         },
-        pause::Turn,
-        shared::Shared,
+        shared::{Counted, Shared},
     },
 };
 
@@ -346,7 +345,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn look_for_the_store(&mut self) {
         match self.probe().await {
             Ok(()) => self.succeeded(),
-            Err(error) => self.store_down(&consumer::describe::<S>(&error)),
+            Err(error) => self.store_down(&describe::one_line::<S>(&error)),
         }
     }
 

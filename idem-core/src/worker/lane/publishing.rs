@@ -4,8 +4,7 @@
 use crate::{
     bugs::{self, Bug},
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
-    error::{ErrorClass, SourceError},
-    handler::error::with_causes,
+    error::{ErrorClass, SourceError, with_causes},
     policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},

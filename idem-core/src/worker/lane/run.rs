@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use crate::{
     bugs::{self, Bug},
     consumer::{
-        self,
         lookup::{self, Alone},
         unit::{End, Gate},
     },
@@ -24,7 +23,7 @@ use crate::{
     outcome::{Decision, Durable, Failure, Settle},
     policy::{self, Action, Seen, WaitCause},
     source::Source,
-    store::{Bookkeeping as _, Store},
+    store::{Bookkeeping as _, Store, describe},
     worker::{
         job::{Attempt, DeliveredBy, Isolation, Job},
         lane::{Connection, Lane, failure::Failed},
@@ -121,7 +120,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
-                    let error = consumer::describe::<S>(&error);
+                    let error = describe::one_line::<S>(&error);
                     tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the unit waits and claims again");
                 }
                 (Seen::NoWinner, error)
@@ -226,7 +225,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 (job.attempt, job.isolation) = (attempt, Isolation::Process);
                 // It did not run, and the next message may end the process while this one waits.
                 self.uncount(&mut job).await;
-                return self.wait_for(job, WaitCause::Broker, &consumer::describe::<S>(&error)).await;
+                return self.wait_for(job, WaitCause::Broker, &describe::one_line::<S>(&error)).await;
             }
         }
         match end {
@@ -386,7 +385,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     /// another would go on so (D50).
     fn connections_were_scarce(&self, error: &StoreError) {
         if !self.connections_are_scarce() {
-            let (error, minutes) = (consumer::describe::<S>(error), SCARCE_FOR.as_secs() / 60);
+            let (error, minutes) = (describe::one_line::<S>(error), SCARCE_FOR.as_secs() / 60);
             tracing::warn!(
                 idem.consumer = %self.consumer.name, error,
                 "an attempt could not be counted while its key was claimed: the database, or the pooler before it, has no \

@@ -10,8 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     dead_letter::{DeadLetterId, Reason},
-    key::IdempotencyKey,
-    message::Origin,
+    names::{IdempotencyKey, Origin},
 };
 
 /// How many of each kind are kept.

@@ -1,7 +1,6 @@
 //! A running worker from outside: the view, the gauges, and the lines that sum up.
 
 pub(crate) mod incidents;
-pub(crate) mod log_limit;
 pub(crate) mod stats;
 pub(crate) mod waits;
 
@@ -15,14 +14,15 @@ use tokio::time::Instant;
 use crate::{
     cleanup::runner::CleanupState,
     consumer::open_units::OpenUnits,
-    outbox::relay::state::RelayView,
+    names::RunId,
+    pause::{IntakeGate, Pause},
     policy::WaitCause,
+    relay::state::RelayView,
     source::Source,
-    store::{ControlState, RunId, Store},
+    store::{ControlState, Store},
     telemetry::handles::WorkerMetrics,
     worker::{
         in_flight::InFlight,
-        pause::{IntakeGate, Pause},
         shared::Shared,
         view::{
             incidents::{Incident, IncidentKind, Incidents},

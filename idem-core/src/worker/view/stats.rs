@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     cleanup::runner::{CleanupState, CleanupView},
-    message::ConsumerName,
+    names::ConsumerName,
     telemetry::{self, handles},
 };
 

@@ -8,8 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    StoreError,
-    outbox::{AppendError, Appended, NewEvent, NewResult},
+    ErrorClass, StoreError,
+    outbox::{AppendError, Appended, NewEvent},
+    results::NewResult,
 };
 use tokio::time::Instant;
 use uuid::Uuid;

@@ -12,7 +12,8 @@ use std::{
 use idem_core::{
     BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
     Handler, HandlerError, Message, Once, Reason, ResultBody, RunOnce, RunOnceError, Store, Tenant, Tx, Worker,
-    outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, NewResult, Outbox, OutgoingEvent},
+    outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, Outbox, OutgoingEvent},
+    results::NewResult,
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
 };
 

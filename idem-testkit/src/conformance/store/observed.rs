@@ -9,7 +9,7 @@ use std::{
 
 use idem_core::{
     ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
-    outbox::KeptResult,
+    results::KeptResult,
     store::{
         AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Found, Outbox, ScopeId,
         StoreCapabilities, UnitOfWork, UnitOptions,

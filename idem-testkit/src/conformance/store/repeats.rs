@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
     Effects, HashRules, JsonMembers, Ran, RawPayload, Retention, RunOnce, RunOnceError, Store,
-    outbox::RESULT_BYTES_MAX,
+    results::RESULT_BYTES_MAX,
     store::{Claimed, Expiring, UnitOfWork as _},
 };
 

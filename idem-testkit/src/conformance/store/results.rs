@@ -8,7 +8,7 @@ use std::{
 use idem_core::{
     CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, HandlerError, Headers, KeyState,
     Message, NotKept, Ran, ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError,
-    Working, outbox::RESULT_BYTES_MAX, store::Expiring,
+    Working, results::RESULT_BYTES_MAX, store::Expiring,
 };
 
 use super::{

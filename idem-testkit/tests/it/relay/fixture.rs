@@ -9,10 +9,8 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
-    outbox::{
-        DestinationLimits, Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, RelayBuilder,
-        StoredEvent,
-    },
+    outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, StoredEvent},
+    relay::RelayBuilder,
 };
 use idem_testkit::{MemoryStore, message};
 use tokio::{
@@ -92,7 +90,7 @@ impl Fixture {
 }
 
 /// A relay that runs until it is killed or stopped.
-pub(crate) fn running(relay: Relay) -> JoinHandle<Result<(), idem_core::outbox::RelayError>> {
+pub(crate) fn running(relay: Relay) -> JoinHandle<Result<(), idem_core::relay::RelayError>> {
     tokio::spawn(relay.run(std::future::pending()))
 }
 

@@ -13,7 +13,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
     ConsumerName, RetryPolicy, Route,
-    outbox::{EventState, LeaseRequest, RelayStanding},
+    outbox::{EventState, LeaseRequest},
+    relay::RelayStanding,
 };
 use idem_testkit::Operation;
 use tokio::time::{Instant, sleep};
@@ -509,7 +510,7 @@ async fn o75_a_paused_destination_is_let_go_once_nothing_is_under_way() {
 #[test]
 fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
     let fixture = Fixture::new();
-    let refused = |builder: idem_core::outbox::RelayBuilder| builder.build().unwrap_err().to_string();
+    let refused = |builder: idem_core::relay::RelayBuilder| builder.build().unwrap_err().to_string();
     assert!(refused(fixture.relay()).contains("a relay has one at least"));
     assert!(refused(fixture.relay().to("a", Topic::new()).to("a", Topic::new())).contains("has one route"));
     assert!(refused(fixture.relay().to("", Topic::new())).contains("1 to 500 bytes"));

@@ -25,7 +25,7 @@ async fn o11_two_relays_share_the_destinations_and_send_no_copy() {
     let mut standings: Vec<_> = views.iter().map(|view| view.destinations()[0].standing.as_str()).collect();
     standings.sort_unstable();
     assert_eq!(standings, ["relaying", "standby"]);
-    assert_eq!(views.iter().map(idem_core::outbox::RelayView::published).sum::<u64>(), 1_000);
+    assert_eq!(views.iter().map(idem_core::relay::RelayView::published).sum::<u64>(), 1_000);
     runs.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Duration};
 use proptest::prelude::*;
 
 use super::*;
-use crate::message::OrderingKey;
+use crate::names::OrderingKey;
 
 /// A job in small: `id` is the order of arrival.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use idem_core::{
     Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin,
     PayloadHash, Recorded, Retention, Store, StoreError, StoredDeadLetter, Tenant,
     dead_letter::{FailureKind, Fingerprint},
-    outbox::{EventName, KeptResult, Outbox, OutgoingEvent},
+    outbox::{EventName, Outbox, OutgoingEvent},
+    results::KeptResult,
     store::{
         AuditEntry, Bookkeeping, Claim, HashRuleId, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
     },

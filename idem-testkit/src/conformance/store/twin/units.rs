@@ -4,7 +4,8 @@ use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use idem_core::{
     ErrorClass, Event, Headers, IdempotencyKey, ResultBody, Retention, Store, StoreError, Tx,
-    outbox::{KeptResult, NewEvent, NewResult},
+    outbox::NewEvent,
+    results::{KeptResult, NewResult},
     store::{
         AppendError, Appended, Claim, ClaimError, Claimed, CommitError, HashRuleId, RunId, UnitOfWork, UnitOptions,
     },

@@ -3,8 +3,7 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 
 use crate::{
-    key::IdempotencyKey,
-    message::{ConsumerName, OrderingKey},
+    names::{ConsumerName, IdempotencyKey, OrderingKey},
     outbox::{
         publisher::{EventError, EventPublisher},
         rows::{EventNumber, OutgoingEvent},

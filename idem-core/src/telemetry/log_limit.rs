@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::message::ConsumerName;
+use crate::names::ConsumerName;
 
 /// Lines of one kind that are written in a second.
 const LINES_MAX: u64 = 10;

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, sync::OnceLock};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use crate::{error::ConfigError, key::IdempotencyKey};
+use crate::{config_error::ConfigError, names::IdempotencyKey};
 
 /// The shortest secret that keys are hashed with, in bytes.
 pub const KEY_SECRET_BYTES_MIN: usize = 32;

@@ -26,16 +26,14 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::{
+    settings::{RelayBuilder, RelaySettings, Route, is_stale},
+    state::{RelayStanding, RelayView, Relayed},
+};
 use crate::{
     error::{ErrorClass, StoreError},
-    outbox::{
-        relay::{
-            carrier::Carrier,
-            settings::{RelayBuilder, RelaySettings, Route},
-            state::{RelayView, State},
-        },
-        rows::Outbox,
-    },
+    outbox::rows::Outbox,
+    relay::{carrier::Carrier, state::State},
     spawn,
 };
 
@@ -263,7 +261,7 @@ fn is_refused(error: &StoreError) -> bool {
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     const CHARS_MAX: usize = 500;
     let mut texts: Vec<String> = Vec::new();
-    for link in crate::handler::error::chain(error) {
+    for link in crate::error::chain(error) {
         let text = link.to_string();
         if texts.last().is_none_or(|before| !before.ends_with(&text)) {
             texts.push(text);

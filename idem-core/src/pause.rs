@@ -13,7 +13,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     dead_letter::Breaker,
-    message::ConsumerName,
+    names::ConsumerName,
     store::{Control, ControlState},
 };
 

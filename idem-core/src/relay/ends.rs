@@ -6,11 +6,11 @@ use crate::{
     bugs::{Bug, planted},
     outbox::{
         publisher::EventError,
-        relay::{
-            settings::{Route, is_stale},
-            told,
-        },
         rows::{EventEnd, OutgoingEvent},
+    },
+    relay::{
+        settings::{Route, is_stale},
+        told,
     },
     retry::RetryPolicy,
     span::{Exactly, Roughly},
@@ -90,7 +90,7 @@ pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::relay::tests::{Silent, event};
+    use crate::relay::tests::{Silent, event};
 
     fn end(attempts: u32, error: EventError) -> EventEnd {
         let mut event = event(1, None);

@@ -3,30 +3,23 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    consumer,
-    error::ConfigError,
-    message::ConsumerName,
+    config_error::ConfigError,
+    names::ConsumerName,
     outbox::{
         event::Destination,
+        limits::RECEIVER_KEEPS,
         publisher::{Dispatch, EventPublisher},
-        relay::{
-            Relay,
-            state::{Describe, State},
-        },
         rows::Outbox,
+    },
+    relay::{
+        Relay,
+        state::{Describe, State},
     },
     retry::RetryPolicy,
     setters::setters,
     span::Exactly,
-    store::Store,
+    store::{Store, describe::one_line},
 };
-
-/// How long receivers remember the ids of events, unless the route has another time: the default retention of a consumer.
-pub const RECEIVER_KEEPS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
-/// The attempts of an event that its destination refuses, and the waits between them, unless the publisher or the route sets
-/// others. An outage does not count as an attempt.
-pub const EVENT_RETRY: RetryPolicy = RetryPolicy::new(10, Duration::from_millis(200), Duration::from_secs(5 * 60));
 
 /// A destination, its publisher, and the settings for it.
 #[derive(Clone)]
@@ -214,7 +207,7 @@ impl RelayBuilder {
     /// [words](crate::store::describe) without any value of a row. Otherwise the causes are left out. A worker's relay has it
     /// already.
     pub fn of_store<S: Store>(mut self) -> Self {
-        self.describe = consumer::describe::<S>;
+        self.describe = one_line::<S>;
         self
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::{message::OrderingKey, outbox::rows::OutgoingEvent};
+use crate::{names::OrderingKey, outbox::rows::OutgoingEvent};
 
 /// The events of a step, in rounds. Each round has the next event of each ordering key, and the first also has all events
 /// without one. So a publisher never has two unconfirmed events of one key, and a failed event holds back those behind it (O24).
@@ -53,7 +53,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::relay::tests::event;
+    use crate::relay::tests::event;
 
     fn events(keys: &[&str]) -> Vec<OutgoingEvent> {
         (0..).zip(keys).map(|(number, key)| event(number, Some(key).filter(|key| !key.is_empty()).copied())).collect()

@@ -14,11 +14,9 @@ use tokio::time::Instant;
 
 use crate::{
     error::StoreError,
-    message::ConsumerName,
-    outbox::{
-        relay::{ends::UNCOUNTED_MAX, unconfirmed::InVain},
-        rows::{DestinationId, Outbox, OutboxBacklog},
-    },
+    names::ConsumerName,
+    outbox::rows::{DestinationId, Outbox, OutboxBacklog},
+    relay::{ends::UNCOUNTED_MAX, unconfirmed::InVain},
     telemetry::handles::RelayMetrics,
 };
 

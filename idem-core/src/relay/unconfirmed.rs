@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::outbox::relay::carrier::TOLD_EVERY;
+use crate::relay::carrier::TOLD_EVERY;
 
 /// How many errors the log names within [`TOLD_EVERY`], of as many endpoints.
 pub(super) const TOLD_MAX: usize = 10;
@@ -63,7 +63,7 @@ impl InVain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::relay::carrier::Judged;
+    use crate::relay::carrier::Judged;
 
     /// O106: neither one endpoint that is tried again and again fills the log, nor a thousand that are down at once.
     #[tokio::test(start_paused = true)]

@@ -3,10 +3,9 @@
 use std::{error::Error, fmt, time::Duration};
 
 use crate::{
-    error::{BoxError, ErrorClass, SourceError},
+    error::{BoxError, ErrorClass, chain},
     message::decode_error::DecodePayloadError,
-    outbox::result::ResultBody,
-    router::UnknownTypeError,
+    results::result::ResultBody,
 };
 
 /// The error of a handler that could not handle its message.
@@ -181,17 +180,6 @@ impl HandlerError {
 #[error("the transaction could not be committed, and its steps cannot be repeated: ask again with the same key")]
 pub struct CannotRepeat;
 
-/// An error and its sources, outermost first.
-pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
-}
-
-/// A broker's error with its causes, in one line: DNS, TLS, a throttled account and a full disk are one text otherwise. A
-/// store's goes through `consumer::describe`, because its causes may quote values.
-pub(crate) fn with_causes(error: &SourceError) -> String {
-    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 impl<E: Into<BoxError>> From<E> for HandlerError {
     fn from(error: E) -> Self {
         Self { class: None, retry_after: None, rare: None, inner: error.into() }
@@ -217,3 +205,9 @@ impl fmt::Display for HandlerError {
         fmt::Display::fmt(&self.inner, f)
     }
 }
+
+/// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never
+/// dropped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown message type {}: add a handler for it with Router::on, or one for every other type with Router::fallback", .0.as_deref().map_or("(none)".to_owned(), |t| format!("{t:?}")))]
+pub struct UnknownTypeError(pub Option<String>);

@@ -11,13 +11,13 @@ use crate::{
     failpoint,
     outbox::{
         publisher::EventError,
-        relay::{
-            carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
-            ends::{self, Became},
-            lease::Lease,
-            rest, told,
-        },
         rows::{DestinationId, EventEnd, OutgoingEvent, UNDER_WAY},
+    },
+    relay::{
+        carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
+        ends::{self, Became},
+        lease::Lease,
+        rest, told,
     },
 };
 
@@ -256,7 +256,7 @@ impl Carrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::IdempotencyKey, outbox::relay::tests::event};
+    use crate::{names::IdempotencyKey, relay::tests::event};
 
     /// O41: two events of two servers have one number, and one of them is with the publisher.
     #[test]

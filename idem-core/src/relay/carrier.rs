@@ -13,17 +13,17 @@ use crate::{
     outbox::{
         limits::DestinationLimits,
         publisher::{Dispatch, EventError},
-        relay::{
-            Stopping,
-            ends::{self, Became},
-            lease::Lease,
-            rest,
-            rounds::Rounds,
-            settings::{RelaySettings, Route},
-            state::{Line, RelayStanding, State},
-            unconfirmed::{TOLD_MAX, Told, Unconfirmed},
-        },
         rows::{DestinationId, EventEnd, EventNumber, Leased, Outbox, OutgoingEvent},
+    },
+    relay::{
+        Stopping,
+        ends::{self, Became},
+        lease::Lease,
+        rest,
+        rounds::Rounds,
+        settings::{RelaySettings, Route},
+        state::{Line, RelayStanding, State},
+        unconfirmed::{TOLD_MAX, Told, Unconfirmed},
     },
     retry::RetryPolicy,
 };

@@ -10,13 +10,11 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     error::{ErrorClass, StoreError},
-    outbox::{
-        relay::{
-            RelayError, Stopping, is_refused, rest,
-            settings::RelaySettings,
-            state::{RelayStanding, State},
-        },
-        rows::OutboxBacklog,
+    outbox::rows::OutboxBacklog,
+    relay::{
+        RelayError, Stopping, is_refused, rest,
+        settings::RelaySettings,
+        state::{RelayStanding, State},
     },
     retry::RetryPolicy,
 };

@@ -14,12 +14,12 @@ use ring::{
 };
 
 use crate::{
-    error::ConfigError,
+    config_error::ConfigError,
     message::headers::Headers,
-    outbox::{
+    results::{
+        encrypt::{OfRecord, Seal, SealError},
         result::{NotKept, ResultBody, StoredResult},
         rows::{KeptResult, NewResult},
-        seal::{OfRecord, Seal, SealError},
     },
 };
 
@@ -43,7 +43,7 @@ const LAYOUT: &[u8] = b"idem:result:v1";
 /// ```
 /// use std::{collections::BTreeMap, sync::Arc};
 ///
-/// use idem_core::outbox::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
+/// use idem_core::results::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 ///
 /// /// Data keys, as a key service has decrypted them at the start.
 /// struct FromKms(BTreeMap<u16, [u8; SEAL_KEY_BYTES]>);

@@ -5,16 +5,13 @@ use std::{fmt, time::SystemTime};
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::{message::headers::Headers, outbox::event::PublishError};
+use crate::message::headers::Headers;
 
 /// The largest result, in bytes of body and headers, unless the consumer has another limit.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
 
 /// The largest [reference](ResultBody::reference) of a result, in bytes.
 pub const REFERENCE_BYTES_MAX: usize = 64;
-
-/// The largest [status](ResultBody::status) of a result: the largest number of its column.
-const STATUS_MAX: u16 = i16::MAX.unsigned_abs();
 
 /// The answer of an operation: a body, and for HTTP a status and headers. It is committed with the record of its key, and
 /// every repeat with the same key and payload gets it back byte for byte.
@@ -71,21 +68,6 @@ impl ResultBody {
     #[must_use]
     pub fn with_reference(self, reference: &str) -> Self {
         Self { reference: Some(reference.into()), ..self }
-    }
-
-    /// Refuses what a column of PostgreSQL cannot hold, on every store and before anything is written.
-    pub(crate) fn check(&self) -> Result<(), PublishError> {
-        if let Some(status) = self.status.filter(|status| *status > STATUS_MAX) {
-            return Err(PublishError::invalid("the status of the result", &status.to_string(), "at most 32767"));
-        }
-        for (what, text) in
-            [("the content type of the result", &self.content_type), ("the reference of the result", &self.reference)]
-        {
-            if let Some(text) = text.as_deref().filter(|text| text.contains('\0')) {
-                return Err(PublishError::invalid(what, text, "a NUL character cannot be stored"));
-            }
-        }
-        Ok(())
     }
 
     /// The size that counts against the limit: body, headers and media type.

@@ -24,6 +24,7 @@ pub mod key;
 mod message;
 mod message_type;
 mod names;
+mod once;
 pub mod outbox;
 mod outcome;
 mod pause;
@@ -40,6 +41,7 @@ mod span;
 mod spawn;
 pub mod store;
 pub mod telemetry;
+mod unit;
 mod worker;
 
 pub use bytes::Bytes;
@@ -61,10 +63,7 @@ pub use self::{
     config_error::ConfigError,
     consumer::{
         DedupConsumer,
-        answers::Decided,
         builder::DedupConsumerBuilder,
-        guard::{Once, Running},
-        run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
         set_aside::{Keep, SetAside},
     },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
@@ -87,6 +86,11 @@ pub use self::{
         ConsumerName, IdempotencyKey, KeyError, OrderingKey, Origin, ParseNameError, Retention, Tenant,
         shown::{KeySecret, hide_keys_with},
     },
+    once::{
+        Ran, RunOnce, RunOnceError, WorkError, Working,
+        builder::RunOnceBuilder,
+        operation::{Once, Running},
+    },
     outbox::event::{Destination, Event, PublishError},
     outcome::{ConflictKind, Decision, Durable, Failure},
     pause::Pause,
@@ -102,6 +106,7 @@ pub use self::{
         claim::Recorded,
         tx::{HandingIn, Tx},
     },
+    unit::answers::{Decided, KeyState},
     worker::{
         Worker,
         builder::WorkerBuilder,

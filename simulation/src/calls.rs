@@ -102,7 +102,7 @@ fn once(world: &Arc<World>) -> Result<RunOnce<MemoryStore>, ConfigError> {
         .commit_timeout(scenario.answer_timeout)
         .answer_timeout(scenario.answer_timeout)
         .lanes(if scenario.one_writer { 1 } else { 2 })
-        .build_once()
+        .build()
 }
 
 /// Answers whether there was an answer.

@@ -16,7 +16,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
         if text.contains("refused") { Err(WorkError::final_result(result)) } else { Ok(result) }
     };
     let body = format!("answer to {key}");
-    let payments = builder.final_errors().build_once().unwrap();
+    let payments = builder.final_errors().build().unwrap();
     payments
         .run_once(key, key, move |_| {
             let mut headers = idem_core::Headers::default();

@@ -1,11 +1,8 @@
-//! The operators' controls, as a [`RunOnce`] obeys them and a [`DedupConsumer`] tells them.
-
-use std::time::Duration;
+//! What an operator may ask of a [`DedupConsumer`]: its control, and whether its handler uses the transaction.
 
 use crate::{
-    consumer::{DedupConsumer, run_once::RunOnce},
+    consumer::DedupConsumer,
     error::StoreError,
-    pause::Pause,
     store::{Bookkeeping as _, Control, Store},
 };
 
@@ -21,35 +18,15 @@ impl<S: Store> DedupConsumer<S> {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn control(&self) -> Result<Control, StoreError> {
-        let scope = self.inner.register(None).await?.scope;
-        self.inner.store.bookkeeping().control(scope).await
-    }
-}
-
-impl<S: Store> RunOnce<S> {
-    /// Reads the operators' control of this name, and obeys it until the next call: while it is paused or halted, no work begins.
-    /// The answer of an operation that was done is given as ever, any other call is [`RunOnceError::Paused`](crate::RunOnceError::Paused),
-    /// and work that is under way goes on.
-    ///
-    /// A [`Worker`](crate::Worker) reads it every two seconds; whatever calls the work has to do the same, since nothing else reads
-    /// it here. `HttpService` of `idem-service` does.
-    ///
-    /// # Errors
-    /// [`StoreError`]. The control that was read last is obeyed on.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    pub async fn obey_control(&self) -> Result<(), StoreError> {
-        let scope = self.inner.register(None).await?.scope;
-        let control = self.inner.store.bookkeeping().control(scope).await?;
-        self.inner.clock.set(control.now);
-        self.gate.obey(&self.inner.name, &control);
-        Ok(())
+        let scope = self.engine.register(None).await?.scope;
+        self.engine.store.bookkeeping().control(scope).await
     }
 
-    /// Why no work begins, by the control that was read last, and for how long already; `None` while it does.
+    /// Whether any call of the handler so far has taken the connection of its transaction, published an event or set a result;
+    /// `None` where none has gone well yet. With [`Effects::InTransaction`](crate::Effects::InTransaction), `Some(false)` means that whatever the handler does,
+    /// idem does not cover it.
     #[must_use]
-    pub fn pause(&self) -> Option<(Pause, Duration)> {
-        Some((self.gate.pause()?, self.gate.paused_for().unwrap_or_default()))
+    pub fn uses_transaction(&self) -> Option<bool> {
+        self.engine.transaction_use.seen()
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     config::{DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX},
-    consumer::{DedupConsumer, outcomes::conflict_details},
+    consumer::DedupConsumer,
     dead_letter::{
         DeadLetter, Reason,
         identity::{FailureKind, Fingerprint},
@@ -11,6 +11,7 @@ use crate::{
     message::Message,
     outcome::{ConflictKind, Decision},
     store::{AuditEntry, Bookkeeping as _, Store},
+    unit::decide::conflict_details,
 };
 
 /// How much of a message is kept where it is set aside.
@@ -58,9 +59,9 @@ impl<S: Store> DedupConsumer<S> {
     /// A dropped call may or may not have kept it. Call it again.
     pub async fn set_aside(&self, message: &Message, decision: &Decision, keep: Keep) -> Result<SetAside, StoreError> {
         let Some(cause) = cause(decision) else { return Ok(SetAside::Nothing) };
-        let inner = &self.inner;
-        let registered = inner.register(None).await?;
-        let claim = match inner.identify(message.clone(), message.key().cloned()).await {
+        let engine = &self.engine;
+        let registered = engine.register(None).await?;
+        let claim = match engine.identify(message.clone(), message.key().cloned()).await {
             Ok(item) => item.claim,
             Err(_) => None,
         };
@@ -68,12 +69,12 @@ impl<S: Store> DedupConsumer<S> {
             let details = conflict_details(claim, recorded, message.origin().as_str());
             let who = format!("run {}", registered.run);
             let entry = AuditEntry::new(who, "conflict", claim.scope, details).key(Some(claim.key.clone()));
-            inner.store.bookkeeping().audit(&entry).await?;
+            engine.store.bookkeeping().audit(&entry).await?;
         }
         let size = message.payload().map_or(0, bytes::Bytes::len);
         let keep_payload = keep == Keep::Payload && size <= DEAD_LETTER_PAYLOAD_BYTES_MAX;
         let letter = DeadLetter {
-            consumer: inner.name.clone(),
+            consumer: engine.name.clone(),
             scope: claim.as_ref().map_or(registered.scope, |claim| claim.scope),
             message: message.clone(),
             key: claim.as_ref().map(|claim| claim.key.clone()).or_else(|| message.key().cloned()),
@@ -85,20 +86,20 @@ impl<S: Store> DedupConsumer<S> {
                 reason: cause.reason,
                 class: cause.class,
                 code: cause.code,
-                handler: inner.handler_name.as_deref(),
+                handler: engine.handler_name.as_deref(),
                 message_type: message.message_type(),
             }),
             keep_payload,
             payload_omitted: None,
         };
-        let taken = inner.store.bookkeeping().dead_letter_bytes(&inner.name, DEAD_LETTERS_BYTES_MAX / 2).await?;
+        let taken = engine.store.bookkeeping().dead_letter_bytes(&engine.name, DEAD_LETTERS_BYTES_MAX / 2).await?;
         let payload = if keep_payload { size as u64 } else { 0 };
         if taken.saturating_add(payload).saturating_add(letter.bytes_without_payload()) > DEAD_LETTERS_BYTES_MAX {
             return Ok(SetAside::NoRoom);
         }
-        let stored = inner.store.bookkeeping().store_dead_letter(&letter).await?;
+        let stored = engine.store.bookkeeping().store_dead_letter(&letter).await?;
         tracing::warn!(
-            idem.consumer = %inner.name, idem.key = letter.key.as_ref().map(tracing::field::display),
+            idem.consumer = %engine.name, idem.key = letter.key.as_ref().map(tracing::field::display),
             origin = %letter.message.origin(), reason = %letter.reason, error = letter.error, "set aside as a dead letter"
         );
         Ok(if stored.payload_kept { SetAside::Whole } else { SetAside::Facts })

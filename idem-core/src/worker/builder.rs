@@ -122,7 +122,7 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
     #[must_use]
     pub fn relay(mut self, routes: impl FnOnce(RelayBuilder) -> RelayBuilder) -> Self {
         let rule = "a relay needs a store with an outbox";
-        let outbox = self.consumer.inner.store.outbox();
+        let outbox = self.consumer.engine.store.outbox();
         let outbox = outbox.ok_or_else(|| ConfigError::new("relay", "this store", rule));
         self.relay = Some(outbox.map(|outbox| routes(Relay::builder(outbox).of_store::<S>())));
         self
@@ -133,11 +133,11 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
     pub fn build(self) -> Result<Worker<S, B>, ConfigError> {
-        self.settings.check(&self.consumer.inner.settings)?;
-        let inner = &self.consumer.inner;
-        let build = |relay: RelayBuilder| relay.build_for(Some(inner.name.clone()));
+        self.settings.check(&self.consumer.engine.settings)?;
+        let engine = &self.consumer.engine;
+        let build = |relay: RelayBuilder| relay.build_for(Some(engine.name.clone()));
         let relay = self.relay.transpose()?.map(build).transpose()?;
-        let relay = relay.map(|relay| relay.woken_by(Arc::clone(&inner.published)));
+        let relay = relay.map(|relay| relay.woken_by(Arc::clone(&engine.published)));
         Ok(Worker::new(self.consumer, self.source, self.publisher, relay, self.settings))
     }
 }

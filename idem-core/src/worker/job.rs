@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use crate::{
     bugs::{self, Bug},
-    consumer::identify::Item,
     dead_letter::{DeadLetterId, Reason},
     error::ErrorClass,
     hash::PayloadHash,
     names::{HashRuleId, IdempotencyKey, OrderingKey, ScopeId},
     policy::WaitCause,
     source::Assignment,
+    unit::identify::Item,
     worker::{in_flight::Permit, view::waits::Waiting},
 };
 

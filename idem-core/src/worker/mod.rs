@@ -117,13 +117,13 @@ impl<S: Store, B: Source> Worker<S, B> {
         relay: Option<Relay>,
         settings: WorkerSettings,
     ) -> Self {
-        let name = &consumer.inner.name;
+        let name = &consumer.engine.name;
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
             flight: Arc::new(
-                InFlight::new(&settings, consumer.inner.settings.payload_bytes_max)
-                    .paced(source.capabilities().settled_within, consumer.inner.settings.lanes),
+                InFlight::new(&settings, consumer.engine.settings.payload_bytes_max)
+                    .paced(source.capabilities().settled_within, consumer.engine.settings.lanes),
             ),
             recent: Arc::default(),
             waits: Arc::default(),
@@ -142,7 +142,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     #[must_use]
     pub fn view(&self) -> WorkerView {
         WorkerView {
-            lanes: self.consumer.inner.settings.lanes,
+            lanes: self.consumer.engine.settings.lanes,
             stats: Arc::clone(&self.stats),
             metrics: Arc::clone(&self.metrics),
             flight: Arc::clone(&self.flight),
@@ -150,7 +150,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             waits: Arc::clone(&self.waits),
             gate: Arc::clone(&self.gate),
             run: Arc::clone(&self.run),
-            open: Arc::clone(&self.consumer.inner.open),
+            open: Arc::clone(&self.consumer.engine.open),
             relay: self.relayed.clone(),
         }
     }
@@ -213,7 +213,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
         let give_up = GiveUp(Arc::clone(&shared));
         let (senders, receivers): (Vec<_>, Vec<_>) =
-            (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
+            (0..self.consumer.engine.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
         self.obey_control(&shared).await;
         // Otherwise the observer looks again.
         if self.source.takes_part() {
@@ -229,7 +229,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             &shared,
             "settler",
             settler::run(
-                Arc::clone(&self.consumer.inner),
+                Arc::clone(&self.consumer.engine),
                 Arc::clone(&self.source),
                 Arc::clone(&self.stats),
                 Arc::clone(&shared.unsettled),
@@ -263,7 +263,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
-        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + log_limit::WINDOW);
+        shared.lines.sum_up(&self.consumer.engine.name, Instant::now() + log_limit::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }
@@ -299,7 +299,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     ) -> (Arc<Shared<S, B>>, Settlements<B>) {
         let (settlements, receiver) = mpsc::unbounded_channel();
         let shared = Shared {
-            consumer: Arc::clone(&self.consumer.inner),
+            consumer: Arc::clone(&self.consumer.engine),
             source: Arc::clone(&self.source),
             publisher: self.publisher.clone(),
             relayed: self.relayed.clone(),
@@ -311,7 +311,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             gate: Arc::clone(&self.gate),
             settlements,
             lanes: LaneCount::default(),
-            cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
+            cache: CommittedKeys::new(&self.settings, self.consumer.engine.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
             scarce_until: Mutex::new(None),
             dead_letter_settled: AtomicBool::new(false),

@@ -7,12 +7,12 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument as _;
 
 use crate::{
-    consumer::Inner,
     failpoint,
     outcome::Settle,
     source::{Settled, Source},
     store::Store,
     telemetry::spans,
+    unit::engine::Engine,
     worker::{
         in_flight::Permit,
         unsettled::{Place, Unsettled},
@@ -71,7 +71,7 @@ pub(crate) enum Settlement<H> {
 
 /// Runs until its last sender is dropped, so it must not hold the state that the others share.
 pub(crate) async fn run<S: Store, B: Source>(
-    consumer: Arc<Inner<S>>,
+    consumer: Arc<Engine<S>>,
     source: Arc<B>,
     stats: Arc<Stats>,
     unsettled: Arc<Unsettled>,

@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bugs::{self, Bug},
     config::WorkerSettings,
-    consumer::Inner,
     dead_letter::Publisher,
     error::StoreError,
     names::{RunId, ScopeId},
@@ -29,12 +28,13 @@ use crate::{
     store::{
         Bookkeeping as _, Control, ControlState, Store,
         claim::{Claim, Recorded},
-        describe,
+        describe::one_line,
     },
     telemetry::{
         handles::{Cause, WorkerMetrics},
         log_limit::LogLimiter,
     },
+    unit::engine::Engine,
     worker::{
         committed_keys::CommittedKeys,
         error::WorkerError,
@@ -53,7 +53,7 @@ use crate::{
 
 /// The parts of a worker, and their common state.
 pub(crate) struct Shared<S: Store, B: Source> {
-    pub(super) consumer: Arc<Inner<S>>,
+    pub(super) consumer: Arc<Engine<S>>,
     pub(super) source: Arc<B>,
     pub(super) publisher: Option<Arc<dyn Publisher>>,
     pub(super) relayed: Option<RelayView>,
@@ -109,7 +109,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
         *self.unrecorded_halt() = Some((who.to_owned(), reason.to_owned()));
         if let Err(error) = self.record_halt().await {
-            let error = describe::one_line::<S>(&error);
+            let error = one_line::<S>(&error);
             tracing::error!(
                 idem.consumer = %self.consumer.name, error, "the halt could not be recorded yet; this worker stays halted"
             );

@@ -12,7 +12,7 @@ use crate::{
     retry::RetryPolicy,
     source::{Attached, Source},
     span::Exactly,
-    store::{AuditEntry, Bookkeeping as _, Store, describe, registration::Registered},
+    store::{AuditEntry, Bookkeeping as _, Store, describe::one_line, registration::Registered},
     worker::{Worker, error::WorkerError},
 };
 
@@ -79,8 +79,8 @@ impl<S: Store, B: Source> Worker<S, B> {
             return Err(WorkerError::Unreachable { what, tried_for, source: error });
         }
         waits.tries += 1;
-        let text = describe::one_line::<S>(&*error);
-        tracing::warn!(idem.consumer = %self.consumer.inner.name, error = text, "{what} cannot be reached yet");
+        let text = one_line::<S>(&*error);
+        tracing::warn!(idem.consumer = %self.consumer.engine.name, error = text, "{what} cannot be reached yet");
         let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
         tokio::time::sleep(retry.backoff_now(waits.tries).min(tried_for.saturating_sub(elapsed))).await;
         Ok(())
@@ -89,7 +89,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     /// `known` holds the broker's facts from an earlier try; the broker is not asked twice.
     async fn try_start(&self, known: &mut Option<Attached>) -> Result<(Attached, Registered), WorkerError> {
         let attached = self.attached(known).await?;
-        let registered = self.consumer.inner.register_bound(&attached).await.map_err(WorkerError::Store)?;
+        let registered = self.consumer.engine.register_bound(&attached).await.map_err(WorkerError::Store)?;
         self.note_start(&attached, registered).await.map_err(WorkerError::Store)?;
         Ok((attached, registered.clone()))
     }
@@ -102,13 +102,13 @@ impl<S: Store, B: Source> Worker<S, B> {
         self.check_handlers()?;
         let attached = self.source.attach().await.map_err(WorkerError::Source)?;
         for warning in &attached.warnings {
-            tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
+            tracing::warn!(idem.consumer = %self.consumer.engine.name, "{warning}");
         }
         self.check_retention(&attached)?;
         self.check_delivery_limit(&attached)?;
         self.check_deadline(&attached)?;
         if let Some(warning) = self.too_small_for(attached.message_bytes_max) {
-            tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
+            tracing::warn!(idem.consumer = %self.consumer.engine.name, "{warning}");
         }
         Ok(known.insert(attached).clone())
     }
@@ -122,12 +122,12 @@ impl<S: Store, B: Source> Worker<S, B> {
             key: None,
             details: attached.warnings.join("\n"),
         };
-        self.consumer.inner.store.bookkeeping().audit(&entry).await
+        self.consumer.engine.store.bookkeeping().audit(&entry).await
     }
 
     /// Handlers of one ordering key run in turn, so with one key a partition nothing would run at once.
     fn check_handlers(&self) -> Result<(), WorkerError> {
-        if self.consumer.inner.settings.handlers == Concurrency::InOrder || !self.source.capabilities().ordered_by_part
+        if self.consumer.engine.settings.handlers == Concurrency::InOrder || !self.source.capabilities().ordered_by_part
         {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl<S: Store, B: Source> Worker<S, B> {
 
     /// A delivery that the broker takes back while its handler still runs is handled twice at once (F1).
     fn check_deadline(&self, attached: &Attached) -> Result<(), WorkerError> {
-        let deadline = self.consumer.inner.settings.handler_deadline;
+        let deadline = self.consumer.engine.settings.handler_deadline;
         match attached.hold_max {
             Some(max) if max <= deadline => Err(WorkerError::Source(SourceError::Refused {
                 problem: format!(
@@ -159,7 +159,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     /// A record that is gone before the broker stops redelivering lets an effect happen twice (C1).
     fn check_retention(&self, attached: &Attached) -> Result<(), WorkerError> {
         let (Retention::For(retention), Some(horizon)) =
-            (self.consumer.inner.settings.retention, attached.redelivery_horizon)
+            (self.consumer.engine.settings.retention, attached.redelivery_horizon)
         else {
             return Ok(());
         };
@@ -176,14 +176,14 @@ impl<S: Store, B: Source> Worker<S, B> {
         if self.settings.strict_retention {
             return Err(WorkerError::Store(StoreError::Refused { problem, cure }));
         }
-        tracing::warn!(idem.consumer = %self.consumer.inner.name, "{problem}. {cure}");
+        tracing::warn!(idem.consumer = %self.consumer.engine.name, "{problem}. {cure}");
         Ok(())
     }
 
     /// Warns of messages that the broker takes and this worker would not handle, or could not keep, before they come.
     fn too_small_for(&self, theirs: Option<u64>) -> Option<String> {
         let kept = self.settings.dead_letter_payload_bytes_max as u64;
-        let handled = self.consumer.inner.settings.payload_bytes_max as u64;
+        let handled = self.consumer.engine.settings.payload_bytes_max as u64;
         let has_publisher = self.publisher.is_some();
         too_small(theirs, handled, kept, has_publisher)
     }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 use idem_core::{
-    ConfigError, DedupConsumerBuilder, Effects, Exactly, KeyPolicy, Retention, RunOnce,
+    ConfigError, Effects, Exactly, KeyPolicy, Retention, RunOnce, RunOnceBuilder,
     key::{Header, KEY_FIELD},
     store::Store,
 };
@@ -21,7 +21,7 @@ use super::{
     tenants::{Shares, Tenants},
 };
 
-type EngineFn<S> = dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S>;
+type EngineFn<S> = dyn FnOnce(RunOnceBuilder<S>) -> RunOnceBuilder<S>;
 
 /// Settings of an [`Idempotency`].
 pub struct IdempotencyBuilder<S: Store> {
@@ -323,10 +323,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// # }
     /// ```
     #[must_use]
-    pub fn engine(
-        mut self,
-        settings: impl FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + 'static,
-    ) -> Self {
+    pub fn engine(mut self, settings: impl FnOnce(RunOnceBuilder<S>) -> RunOnceBuilder<S> + 'static) -> Self {
         self.engine.push(Box::new(settings));
         self
     }
@@ -363,7 +360,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
         let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine));
         // Answers state how long keys are known, so no other setting may change it.
-        let engine = engine.retention(keys_for).build_once()?;
+        let engine = engine.retention(keys_for).build()?;
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {

@@ -17,7 +17,7 @@ use idem_testkit::{Fault, MemoryStore, Operation};
 
 fn payments(store: &Arc<MemoryStore>) -> RunOnce<MemoryStore> {
     let builder = RunOnce::builder_shared(Arc::clone(store), "payments").effects(Effects::InTransaction);
-    builder.final_errors().lanes(64).build_once().unwrap()
+    builder.final_errors().lanes(64).build().unwrap()
 }
 
 /// Pays once: the effect and the answer have one random number. Counts its runs.
@@ -191,7 +191,7 @@ async fn v1_result_in_second_tx_is_seen() {
 async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     let store = Arc::new(MemoryStore::new());
     let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build_once().unwrap();
+    let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
     let Once::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
         panic!("it was not done before")
@@ -264,7 +264,7 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
     let store = Arc::new(MemoryStore::new());
     let of_tenant = |message: &Message| Tenant::new(message.headers().text("tenant")?).ok();
     let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.tenant_of(of_tenant).publishes_to(["ledger"]).build_once().unwrap();
+    let payments = builder.tenant_of(of_tenant).publishes_to(["ledger"]).build().unwrap();
     for tenant in ["acme", "globex"] {
         let message = idem_testkit::message("order-1", "p").with_header("tenant", tenant);
         let ran = payments.run_message(message, |tx| {
@@ -279,15 +279,6 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
         assert_eq!((ran.value.body, ran.replayed), (tenant.into(), false));
     }
     assert_eq!(store.events().len(), 2);
-}
-
-#[test]
-fn what_does_not_go_with_work_of_calls_is_refused() {
-    let builder = || RunOnce::builder(MemoryStore::new(), "payments").effects(Effects::InTransaction);
-    let field = |builder: idem_core::DedupConsumerBuilder<MemoryStore>| builder.build_once().unwrap_err().field;
-    assert_eq!(field(builder().shares_units(10)), "shares_units");
-    assert_eq!(field(builder().unprotected_type("ping")), "unprotected_type");
-    assert_eq!(builder().build().unwrap_err().field, "handler");
 }
 
 mod step_by_step {
@@ -379,7 +370,7 @@ mod step_by_step {
     async fn an_operation_ends_at_its_deadline() {
         let store = Arc::new(MemoryStore::new());
         let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-        let payments = builder.handler_deadline(Duration::from_secs(1)).build_once().unwrap();
+        let payments = builder.handler_deadline(Duration::from_secs(1)).build().unwrap();
         let mut run = first(&payments, "order-1").await;
         write(&mut run, "one").await;
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -394,7 +385,7 @@ mod step_by_step {
 async fn s58_the_answer_before_a_forget_is_refused_after_it() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.seals_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build_once().unwrap();
+    let payments = builder.seals_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build().unwrap();
     pay(&payments, "order-1", &runs).await.unwrap();
     let before = store.results().remove(0);
     assert!(store.forget(before.scope, &before.key));
@@ -412,7 +403,7 @@ async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let sealing = |current, keys: &[(u16, [u8; 32])]| {
         let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-        builder.seals_results(ResultKeys::new(current, keys.iter().copied()).unwrap()).build_once().unwrap()
+        builder.seals_results(ResultKeys::new(current, keys.iter().copied()).unwrap()).build().unwrap()
     };
     let (old, new) = ((1, [1; 32]), (2, [2; 32]));
     let first = pay(&sealing(1, &[old]), "order-1", &runs).await.unwrap();

@@ -127,7 +127,7 @@ fn v8_an_older_key_opens_what_it_has_sealed_and_a_missing_one_is_named() {
     assert_eq!(open(&keys(), "order-1", new), Err(NotKept::NoKey { number: 4 }));
     let (claim, hash) = (claim("order-1"), PayloadHash::of(b"paid"));
     let recorded = Recorded::new(claim.key.clone(), hash, HashRuleId(1), AT, RunId(1), None);
-    let known = |seal, kept| crate::consumer::kept::known(seal, &claim, &recorded, kept);
+    let known = |seal, kept| crate::unit::kept::known(seal, &claim, &recorded, kept);
     assert_eq!(known(None, Some(old)), Err(NotKept::NoKey { number: 3 }), "a consumer without keys");
     assert_eq!(known(None, None), Err(NotKept::Absent));
     let erased = Some(KeptResult::erased(true, Some(422)));

@@ -13,7 +13,6 @@ use tracing::Instrument as _;
 use crate::{
     bugs::{self, Bug},
     config::OlderThanRetention,
-    consumer::identify::{Item, Rejected},
     dead_letter::Reason,
     error::{ErrorClass, SourceError, StoreError, with_causes},
     failpoint,
@@ -24,6 +23,7 @@ use crate::{
     source::{Assignment, Delivery, Received, Revocation, Source},
     store::{Store, claim::Recorded},
     telemetry::spans,
+    unit::identify::{Item, Rejected},
     worker::{
         error::WorkerError,
         in_flight::Permit,

@@ -5,7 +5,6 @@ use std::{sync::atomic::Ordering, time::Duration};
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
-    consumer::outcomes::conflict_details,
     dead_letter::{DeadLetterId, Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
@@ -14,9 +13,10 @@ use crate::{
     store::{
         AuditEntry, Bookkeeping as _, ControlState, Store,
         claim::{Claim, Recorded},
-        describe,
+        describe::one_line,
     },
     telemetry,
+    unit::decide::conflict_details,
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
         lane::{Lane, failure::Failed},
@@ -148,7 +148,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unrecorded.pass()
         {
-            let error = describe::one_line::<S>(&error);
+            let error = one_line::<S>(&error);
             tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the end of a replay could not be noted");
         }
     }

@@ -11,7 +11,10 @@ use crate::{
     outcome::Failure,
     policy::{self, Action, Known, Seen, WaitCause},
     source::Source,
-    store::{Bookkeeping as _, Store, describe},
+    store::{
+        Bookkeeping as _, Store,
+        describe::{code, one_line},
+    },
     worker::{
         error::WorkerError,
         job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
@@ -31,7 +34,7 @@ pub(super) enum Failed {
 impl Failed {
     fn text<S: Store>(&self) -> String {
         match self {
-            Self::Store(error) => describe::one_line::<S>(error),
+            Self::Store(error) => one_line::<S>(error),
             Self::Message(failure) => failure.text.clone(),
         }
     }
@@ -39,10 +42,8 @@ impl Failed {
     /// As the failure of a message that ran alone.
     fn into_failure<S: Store>(self) -> Failure {
         match self {
-            Self::Store(error) => {
-                Failure::new(error.class(), Reason::AttemptsExhausted, describe::one_line::<S>(&error))
-                    .with_code(describe::code::<S>(&error))
-            }
+            Self::Store(error) => Failure::new(error.class(), Reason::AttemptsExhausted, one_line::<S>(&error))
+                .with_code(code::<S>(&error)),
             Self::Message(failure) => failure,
         }
     }

@@ -23,7 +23,7 @@ use crate::{
     pause::Turn,
     retry::RetryPolicy,
     source::{Assignment, Source},
-    store::{Store, claim::Claim, describe},
+    store::{Store, claim::Claim, describe::one_line},
     worker::{
         committed_keys,
         job::Job,
@@ -345,7 +345,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn look_for_the_store(&mut self) {
         match self.probe().await {
             Ok(()) => self.succeeded(),
-            Err(error) => self.store_down(&describe::one_line::<S>(&error)),
+            Err(error) => self.store_down(&one_line::<S>(&error)),
         }
     }
 

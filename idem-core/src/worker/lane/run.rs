@@ -12,10 +12,6 @@ use tokio::time::Instant;
 
 use crate::{
     bugs::{self, Bug},
-    consumer::{
-        lookup::{self, Alone},
-        unit::{End, Gate},
-    },
     dead_letter::{DeadLetterId, Reason},
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
@@ -23,7 +19,11 @@ use crate::{
     outcome::{Decision, Durable, Failure, Settle},
     policy::{self, Action, Seen, WaitCause},
     source::Source,
-    store::{Bookkeeping as _, Store, describe},
+    store::{Bookkeeping as _, Store, describe::one_line},
+    unit::{
+        lookup::{self, Alone},
+        run::{End, Gate},
+    },
     worker::{
         job::{Attempt, DeliveredBy, Isolation, Job},
         lane::{Connection, Lane, failure::Failed},
@@ -40,7 +40,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
         let (connection, end) =
-            crate::consumer::unit::run(&shared.consumer, connection, self.number, jobs, gate, None).await;
+            crate::unit::run::run(&shared.consumer, connection, self.number, jobs, gate, None).await;
         self.keep(connection, was_open);
         end
     }
@@ -120,7 +120,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
-                    let error = describe::one_line::<S>(&error);
+                    let error = one_line::<S>(&error);
                     tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the unit waits and claims again");
                 }
                 (Seen::NoWinner, error)
@@ -225,7 +225,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 (job.attempt, job.isolation) = (attempt, Isolation::Process);
                 // It did not run, and the next message may end the process while this one waits.
                 self.uncount(&mut job).await;
-                return self.wait_for(job, WaitCause::Broker, &describe::one_line::<S>(&error)).await;
+                return self.wait_for(job, WaitCause::Broker, &one_line::<S>(&error)).await;
             }
         }
         match end {
@@ -385,7 +385,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     /// another would go on so (D50).
     fn connections_were_scarce(&self, error: &StoreError) {
         if !self.connections_are_scarce() {
-            let (error, minutes) = (describe::one_line::<S>(error), SCARCE_FOR.as_secs() / 60);
+            let (error, minutes) = (one_line::<S>(error), SCARCE_FOR.as_secs() / 60);
             tracing::warn!(
                 idem.consumer = %self.consumer.name, error,
                 "an attempt could not be counted while its key was claimed: the database, or the pooler before it, has no \

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::{
     cleanup::runner::CleanupState,
-    consumer::open_units::OpenUnits,
     names::RunId,
     pause::{IntakeGate, Pause},
     policy::WaitCause,
@@ -21,6 +20,7 @@ use crate::{
     source::Source,
     store::{ControlState, Store},
     telemetry::handles::WorkerMetrics,
+    unit::open::OpenUnits,
     worker::{
         in_flight::InFlight,
         shared::Shared,

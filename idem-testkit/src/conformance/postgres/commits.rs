@@ -304,7 +304,7 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     let proxy = PostgresProxy::patient(&subject.server()).await.unwrap();
     let instance = || {
         let builder = RunOnce::builder(subject.another(Some(proxy.port()), &[]), "payments");
-        builder.effects(Effects::InTransaction).final_errors().lanes(1).build_once().unwrap()
+        builder.effects(Effects::InTransaction).final_errors().lanes(1).build().unwrap()
     };
     let (here, there) = (instance(), instance());
     let mut first_runs = Vec::new();

@@ -453,7 +453,7 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
     }
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let builder = builder.publishes_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
-    let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build_once().unwrap();
+    let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
     for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {
         let begun = within("beginning", payments.once("a", payload)).await.unwrap();
         let Once::First(mut run) = begun else { panic!("{payload} is known already") };

@@ -103,7 +103,7 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
     let plain = || once(&fixture);
     let json = || {
         let rules = HashRules::new(JsonMembers::without(["/at"]).unwrap()).and_formerly(RawPayload);
-        builder().final_errors().hash_rules(rules).build_once().unwrap()
+        builder().final_errors().hash_rules(rules).build().unwrap()
     };
     let accepted: Arc<Answering> = Arc::new(|_| Ok(answer("private").with_reference("/orders/7")));
     let refused: Arc<Answering> = Arc::new(|_| Err(idem_core::WorkError::final_result(answer("no").with_status(402))));
@@ -111,7 +111,7 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
     for (payments, key, payload, answering) in [
         (plain(), "done", r#"{"id":1,"at":1}"#, &accepted),
         (plain(), "refused", "{}", &refused),
-        (brief.build_once().unwrap(), "expired", "{}", &accepted),
+        (brief.build().unwrap(), "expired", "{}", &accepted),
     ] {
         let work = work(&fixture, vec![Step::Write("")], Arc::clone(answering));
         within("a first run", payments.run_once(key, payload, work)).await.unwrap();

@@ -4,13 +4,6 @@ use std::borrow::Borrow;
 
 use crate::{
     bugs::{Bug, planted},
-    consumer::{
-        Inner,
-        destinations::fits,
-        handlers::{AllHandedIn, HandlingError, TransactionState},
-        identify::Item,
-        unit::{answered, inject},
-    },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -18,21 +11,28 @@ use crate::{
     outcome::Failure,
     results::{encrypt::OfRecord, rows::NewResult},
     store::{Store, unit::UnitOfWork},
+    unit::{
+        destinations::fits,
+        engine::Engine,
+        handlers::{AllHandedIn, HandlingError, TransactionState},
+        identify::Item,
+        session::{answered, inject},
+    },
 };
 
 /// Appends the events and results, and passes the failpoint between them and the seal.
 pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(), HandlingError> {
-    let (appended, events_of, messages) = rows(inner, &*unit, items, handed_in)?;
+    let (appended, events_of, messages) = rows(engine, &*unit, items, handed_in)?;
     if appended.is_empty() {
         return Ok(());
     }
-    fits(inner, &appended, &events_of).await?;
-    let limit = inner.settings.answer_timeout;
+    fits(engine, &appended, &events_of).await?;
+    let limit = engine.settings.answer_timeout;
     let appending = async {
         match unit.append(&appended).await {
             Ok(()) => Ok(Ok(())),
@@ -54,15 +54,15 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
 
 /// The rows, beside them the message of each event, and the messages that have any.
 fn rows<S: Store, J: Borrow<Item>>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: &S::Unit<'_>,
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {
     let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
     appended.is_shared = items.len() > 1;
-    let kept_for = inner.settings.answers_kept_for();
-    let destinations = inner.destinations.ids();
+    let kept_for = engine.settings.answers_kept_for();
+    let destinations = engine.destinations.ids();
     for (index, handed) in handed_in {
         let item: &Item = items[index].borrow();
         // A message without a claim could hand nothing in.
@@ -84,7 +84,7 @@ fn rows<S: Store, J: Borrow<Item>>(
         let Some(result) = handed.result else { continue };
         let mut result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);
         result.kept_for = kept_for;
-        let Some(seal) = inner.seal.as_deref() else {
+        let Some(seal) = engine.seal.as_deref() else {
             appended.results.push(result);
             continue;
         };

@@ -3,7 +3,6 @@
 use std::{borrow::Borrow, collections::HashMap};
 
 use crate::{
-    consumer::{Inner, dedupe, identify::Item},
     dead_letter::Reason,
     error::ErrorClass,
     names::{Retention, RunId},
@@ -12,6 +11,7 @@ use crate::{
         Store,
         claim::{Claim, Recorded},
     },
+    unit::{engine::Engine, fold, identify::Item},
 };
 
 pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
@@ -72,14 +72,14 @@ impl Outcomes {
     /// Decides every message. Followers are compared with the record that their leader left or met (D10).
     pub(super) fn decide<S: Store, J: Borrow<Item>>(
         mut self,
-        inner: &Inner<S>,
+        engine: &Engine<S>,
         items: &[J],
-        fold: &dedupe::Fold,
+        fold: &fold::Fold,
         run: RunId,
     ) -> Vec<Decision> {
         let followers = fold.leader.iter().enumerate();
         let followed = followers.filter_map(|(index, leader)| leader.filter(|leader| *leader != index));
-        let record = |leader: usize| Some((leader, self.record(inner, items[leader].borrow(), leader, run)?));
+        let record = |leader: usize| Some((leader, self.record(engine, items[leader].borrow(), leader, run)?));
         let records: HashMap<usize, Recorded> = followed.filter_map(record).collect();
         (0..items.len())
             .map(|index| {
@@ -92,7 +92,7 @@ impl Outcomes {
                 let item: &Item = items[index].borrow();
                 let recorded = fold.leader[index].and_then(|leader| records.get(&leader).cloned());
                 let verdict = item.claim.as_ref().zip(recorded).map(|(claim, recorded)| {
-                    outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule))
+                    outcome::compare(claim, recorded, |rule| engine.rehash(&item.message, rule))
                 });
                 last(verdict)
             })
@@ -100,11 +100,11 @@ impl Outcomes {
     }
 
     /// The record that a leader left or met.
-    fn record<S: Store>(&self, inner: &Inner<S>, item: &Item, index: usize, run: RunId) -> Option<Recorded> {
+    fn record<S: Store>(&self, engine: &Engine<S>, item: &Item, index: usize, run: RunId) -> Option<Recorded> {
         if self.committed[index] {
             let claim = item.claim.as_ref()?;
-            let processed_at = inner.clock.now();
-            let expires_at = match inner.settings.retention {
+            let processed_at = engine.clock.now();
+            let expires_at = match engine.settings.retention {
                 Retention::For(time) => processed_at.checked_add(time),
                 Retention::Forever => None,
             };

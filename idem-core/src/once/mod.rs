@@ -1,6 +1,12 @@
 //! [`RunOnce`]: work that is given with each call, and runs once a key.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
+pub(crate) mod builder;
+mod conflicts;
+mod expected;
+pub(crate) mod operation;
+mod turns;
+
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -8,38 +14,44 @@ use serde::de::DeserializeOwned;
 #[cfg(feature = "bugs")]
 use crate::bugs::{self, Bug};
 use crate::{
-    consumer::{
-        DedupConsumer, Inner, OwnSession,
-        answers::{Answers, Known},
-        builder::DedupConsumerBuilder,
-        guard::{self, Once},
-        identify::Item,
-        isolate, lookup,
-        repeats::Expected,
-    },
     error::{BoxError, ErrorClass, StoreError},
     handler::Handler,
     handler_error::HandlerError,
     key::KEY_FIELD,
     message::{Message, decode_error::DecodePayloadError},
     names::{ConsumerName, IdempotencyKey},
+    once::{
+        builder::RunOnceBuilder,
+        conflicts::Conflicts,
+        expected::{Expected, Repeats},
+        operation::Once,
+        turns::Turns,
+    },
     outcome::{ConflictKind, Decision, Failure},
     pause::{IntakeGate, Pause},
     results::result::{NotKept, ResultBody, StoredResult},
     spawn,
-    store::{Store, claim::Recorded, tx::Tx},
+    store::{Bookkeeping as _, Store, claim::Recorded, tx::Tx},
+    unit::{
+        alone,
+        answers::{Answers, KeyState, Known},
+        engine::Engine,
+        identify::Item,
+        lookup,
+        session::OwnSession,
+    },
 };
 
 /// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
 /// and every repeat with the same key and payload gets the first one's answer, byte for byte.
 ///
-/// [`build_once`](crate::DedupConsumerBuilder::build_once) makes it. Cloning is cheap, and clones share everything.
+/// [`builder`](Self::builder) makes it. Cloning is cheap, and clones share everything.
 ///
 /// ```
 /// use idem_core::{Effects, ResultBody, RunOnce, RunOnceError, Store, WorkError};
 ///
 /// fn transfers<S: Store>(store: S) -> Result<RunOnce<S>, idem_core::ConfigError> {
-///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).final_errors().build_once()
+///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).final_errors().build()
 /// }
 ///
 /// async fn transfer<S: Store>(transfers: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
@@ -60,21 +72,51 @@ use crate::{
 /// }
 /// ```
 pub struct RunOnce<S: Store> {
-    pub(super) inner: Arc<Inner<S>>,
-    pub(super) final_errors: bool,
+    engine: Arc<Engine<S>>,
+    calls: Arc<Calls>,
+}
+
+/// What the calls of this process share.
+struct Calls {
+    final_errors: bool,
     /// Closed while an operator has paused it.
-    pub(super) gate: Arc<IntakeGate>,
+    gate: IntakeGate,
+    /// Whose turn it is with the key of a call.
+    turns: Arc<Turns>,
+    /// Which calls are expected to be repeats.
+    repeats: Repeats,
+    /// Which conflicts of calls are noted.
+    conflicts: Conflicts,
+}
+
+impl Calls {
+    fn new(name: &ConsumerName, final_errors: bool) -> Self {
+        let (turns, repeats, conflicts) = (Arc::default(), Repeats::default(), Conflicts::of(name));
+        Self { final_errors, gate: IntakeGate::new(), turns, repeats, conflicts }
+    }
+
+    fn expected(&self, item: &Item) -> Expected {
+        item.claim.as_ref().map_or(Expected::First, |claim| self.repeats.expected(claim))
+    }
+
+    /// Learns from a call that has ended, and notes it where it was a conflict.
+    async fn note<S: Store>(&self, engine: &Engine<S>, item: &Item, expected: Expected, decision: &Decision) {
+        if let Some(claim) = &item.claim {
+            self.repeats.note(claim, expected, decision);
+        }
+        self.conflicts.note(engine, item, decision).await;
+    }
 }
 
 impl<S: Store> Clone for RunOnce<S> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), final_errors: self.final_errors, gate: Arc::clone(&self.gate) }
+        Self { engine: Arc::clone(&self.engine), calls: Arc::clone(&self.calls) }
     }
 }
 
 impl<S: Store> fmt::Debug for RunOnce<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunOnce").field("name", &self.inner.name).finish_non_exhaustive()
+        f.debug_struct("RunOnce").field("name", &self.engine.name).finish_non_exhaustive()
     }
 }
 
@@ -98,7 +140,7 @@ enum Why {
 impl WorkError {
     /// The operation is refused for good, with this answer: the work's writes and events are taken back, the refusal is
     /// stored with the key, and every repeat gets it without a run. Needs
-    /// [`final_errors`](crate::DedupConsumerBuilder::final_errors).
+    /// [`final_errors`](crate::RunOnceBuilder::final_errors).
     ///
     /// A refusal with effects of its own, such as a declined payment that is to be counted, is no error: answer it with `Ok`.
     #[must_use]
@@ -143,23 +185,6 @@ impl Ran {
     }
 }
 
-/// The state of a key's operation: see [`RunOnce::ask`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum KeyState {
-    /// It has not been done, and is not under way. A call that is on its way may still come.
-    Unknown,
-    /// The key is held: its operation is under way, or the answer to its commit was lost and its transaction is not over yet.
-    InProgress,
-    /// It is done.
-    Done {
-        /// Its record.
-        recorded: Box<Recorded>,
-        /// Its answer, or why that cannot be given.
-        result: Result<StoredResult, NotKept>,
-    },
-}
-
 /// Why a call of a [`RunOnce`] has no value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -177,7 +202,7 @@ pub enum RunOnceError {
         recorded: Box<Recorded>,
     },
     /// Another call has been running this operation for longer than
-    /// [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
+    /// [`busy_timeout`](crate::RunOnceBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
     /// again with the same key.
     #[error("the operation is in progress; ask again with the same key")]
     Busy,
@@ -235,26 +260,26 @@ where
 
 impl<S: Store> RunOnce<S> {
     /// Settings of one with this name on this store. The name scopes its keys.
-    pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {
-        DedupConsumer::builder(store, name)
+    pub fn builder(store: S, name: &str) -> RunOnceBuilder<S> {
+        Self::builder_shared(Arc::new(store), name)
     }
 
     /// The same on a store that others use too.
-    pub fn builder_shared(store: Arc<S>, name: &str) -> DedupConsumerBuilder<S> {
-        DedupConsumer::builder_shared(store, name)
+    pub fn builder_shared(store: Arc<S>, name: &str) -> RunOnceBuilder<S> {
+        RunOnceBuilder::new(store, name)
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &ConsumerName {
-        &self.inner.name
+        &self.engine.name
     }
 
     /// The time by the database's clock, as it was learned at the start; `None` before that. After a failover to a server whose clock
     /// differs it is still that of the former one.
     #[must_use]
     pub fn database_now(&self) -> Option<std::time::SystemTime> {
-        self.inner.registered.get().map(|_| self.inner.clock.now())
+        self.engine.registered.get().map(|_| self.engine.clock.now())
     }
 
     /// Checks the schema and registers the name, as [`DedupConsumer::start`](crate::DedupConsumer::start) does.
@@ -265,12 +290,38 @@ impl<S: Store> RunOnce<S> {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn start(&self) -> Result<(), StoreError> {
-        self.inner.register(None).await.map(|_| ())
+        self.engine.register(None).await.map(|_| ())
+    }
+
+    /// Reads the operators' control of this name, and obeys it until the next call: while it is paused or halted, no work begins.
+    /// The answer of an operation that was done is given as ever, any other call is [`RunOnceError::Paused`](crate::RunOnceError::Paused),
+    /// and work that is under way goes on.
+    ///
+    /// A [`Worker`](crate::Worker) reads it every two seconds; whatever calls the work has to do the same, since nothing else reads
+    /// it here. `HttpService` of `idem-service` does.
+    ///
+    /// # Errors
+    /// [`StoreError`]. The control that was read last is obeyed on.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn obey_control(&self) -> Result<(), StoreError> {
+        let scope = self.engine.register(None).await?.scope;
+        let control = self.engine.store.bookkeeping().control(scope).await?;
+        self.engine.clock.set(control.now);
+        self.calls.gate.obey(&self.engine.name, &control);
+        Ok(())
+    }
+
+    /// Why no work begins, by the control that was read last, and for how long already; `None` while it does.
+    #[must_use]
+    pub fn pause(&self) -> Option<(Pause, Duration)> {
+        Some((self.calls.gate.pause()?, self.calls.gate.paused_for().unwrap_or_default()))
     }
 
     /// Runs `work` unless an operation with this key was done before, and returns the first run's answer. The payload
     /// distinguishes the operation from another one that uses the same key. The key is given as the header `idempotencykey`,
-    /// where the default [source](crate::DedupConsumerBuilder::key_source) finds it; with another source use
+    /// where the default [source](crate::RunOnceBuilder::key_source) finds it; with another source use
     /// [`run_message`](Self::run_message).
     ///
     /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
@@ -278,8 +329,8 @@ impl<S: Store> RunOnce<S> {
     /// transaction happen once; its effects elsewhere may be repeated. To publish, it has the message as
     /// [`tx.message()`](Tx::message).
     ///
-    /// At most [`lanes`](crate::DedupConsumerBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes. Calls
-    /// with one key wait for the first of them in memory, for [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout) at most, and take
+    /// At most [`lanes`](crate::RunOnceBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes. Calls
+    /// with one key wait for the first of them in memory, for [`busy_timeout`](crate::RunOnceBuilder::busy_timeout) at most, and take
     /// no lane meanwhile; one process of several that ask for it waits on a lane, as long again.
     ///
     /// # Errors
@@ -316,7 +367,7 @@ impl<S: Store> RunOnce<S> {
     /// # Cancel safety
     /// Cancel safe: a dropped call leaves nothing behind.
     pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Once<S>, RunOnceError> {
-        guard::begin(self, operation(key, payload.as_ref())).await
+        operation::begin(self, operation(key, payload.as_ref())).await
     }
 
     /// The same for an operation that has more than a key and a payload; see [`run_message`](Self::run_message).
@@ -327,7 +378,7 @@ impl<S: Store> RunOnce<S> {
     /// # Cancel safety
     /// As for [`once`](Self::once).
     pub async fn once_message(&self, message: Message) -> Result<Once<S>, RunOnceError> {
-        guard::begin(self, message).await
+        operation::begin(self, message).await
     }
 
     /// The state of the operation with this message's key, without running anything: for a caller that has lost an answer.
@@ -340,19 +391,19 @@ impl<S: Store> RunOnce<S> {
     /// Cancel safe: nothing is written.
     pub async fn ask(&self, message: Message) -> Result<KeyState, RunOnceError> {
         let item = self.identified(message).await?;
-        let mut own = OwnSession::of(&self.inner).await;
+        let mut own = OwnSession::of(&self.engine).await;
         spawn::finished(async move {
-            let state = lookup::ask(&own.inner, &mut own.session, &item).await;
-            state.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))
+            let state = lookup::ask(&own.engine, &mut own.session, &item).await;
+            state.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))
         })
         .await
     }
 
     /// Registers the name, and finds the message's key.
     pub(super) async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
-        let register = self.inner.register(None).await;
-        register.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))?;
-        self.inner.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
+        let register = self.engine.register(None).await;
+        register.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))?;
+        self.engine.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
             ErrorClass::Permanent => RunOnceError::Refused(rejected.failure),
             ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure | ErrorClass::Fatal => {
                 RunOnceError::Unavailable(rejected.failure)
@@ -361,7 +412,7 @@ impl<S: Store> RunOnce<S> {
     }
 
     /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
-    /// [tells them apart](crate::DedupConsumerBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
+    /// [tells them apart](crate::RunOnceBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
     ///
     /// # Errors
     /// [`RunOnceError`].
@@ -374,35 +425,35 @@ impl<S: Store> RunOnce<S> {
     {
         let item = self.identified(message).await?;
         let turn = match &item.claim {
-            Some(claim) => self.inner.turns.take(claim, self.inner.settings.busy_timeout).await,
+            Some(claim) => self.calls.turns.take(claim, self.engine.settings.busy_timeout).await,
             None => Ok(None),
         };
         let turn = turn.map_err(|_too_long| RunOnceError::Busy)?;
-        let mut own = OwnSession::of(&self.inner).await;
-        let final_errors = self.final_errors;
+        let mut own = OwnSession::of(&self.engine).await;
+        let calls = Arc::clone(&self.calls);
         // Asked for here, after the wait for a connection, which may be a long one.
-        let pause = self.gate.pause();
-        #[cfg(idem_bugs)]
+        let pause = self.calls.gate.pause();
+        #[cfg(feature = "bugs")]
         let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
         let ended = spawn::finished(async move {
-            let expected = own.inner.expected(&item);
+            let expected = calls.expected(&item);
             let is_looked_up = expected != Expected::First || pause.is_some();
-            let recorded = if is_looked_up { own.recorded(&item).await } else { None };
+            let recorded = if is_looked_up { recorded(&mut own, &item).await } else { None };
             let (decision, result) = match (recorded, pause) {
                 (Some(recorded), _) => recorded,
                 (None, Some(pause)) => return Err(RunOnceError::Paused(pause)),
                 (None, None) => {
                     let work = OfCall(work);
-                    let mut answers = Answers::new(Some(&work), final_errors);
-                    #[cfg(idem_bugs)]
+                    let mut answers = Answers::new(Some(&work), calls.final_errors);
+                    #[cfg(feature = "bugs")]
                     {
                         answers.early = Some(early);
                     }
-                    let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
+                    let decision = alone::decide_one(&own.engine, &mut own.session, &item, Some(&mut answers)).await;
                     (decision, answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent)))
                 }
             };
-            own.inner.note(&item, expected, &decision).await;
+            calls.note(&own.engine, &item, expected, &decision).await;
             if let Some(turn) = turn
                 && matches!(decision, Decision::Processed(_) | Decision::Duplicate(..) | Decision::Conflict(..))
             {
@@ -427,38 +478,22 @@ impl<S: Store> RunOnce<S> {
     /// Cancel safe.
     pub async fn known(&self, message: Message) -> Result<Option<Ran>, RunOnceError> {
         let item = self.identified(message).await?;
-        let mut own = OwnSession::of(&self.inner).await;
+        let mut own = OwnSession::of(&self.engine).await;
+        let calls = Arc::clone(&self.calls);
         spawn::finished(async move {
-            let expected = own.inner.expected(&item);
-            let Some((decision, result)) = own.recorded(&item).await else { return Ok(None) };
-            own.inner.note(&item, expected, &decision).await;
+            let expected = calls.expected(&item);
+            let Some((decision, result)) = recorded(&mut own, &item).await else { return Ok(None) };
+            calls.note(&own.engine, &item, expected, &decision).await;
             answered(decision, result, item.message.key().cloned()).map(Some)
         })
         .await
     }
 }
 
-impl<S: Store> OwnSession<S> {
-    /// The decision by the record of an operation, with its result. `None` where it has none.
-    async fn recorded(&mut self, item: &Item) -> Option<(Decision, Known)> {
-        let recorded = lookup::recorded(&self.inner, &mut self.session, item).await;
-        recorded
-            .unwrap_or_else(|error| Some((Decision::Failed(isolate::store_failure::<S>(&error)), Err(NotKept::Absent))))
-    }
-}
-
-impl<S: Store> Inner<S> {
-    fn expected(&self, item: &Item) -> Expected {
-        item.claim.as_ref().map_or(Expected::First, |claim| self.repeats.expected(claim))
-    }
-
-    /// Learns from a call that has ended, and notes it where it was a conflict.
-    async fn note(&self, item: &Item, expected: Expected, decision: &Decision) {
-        if let Some(claim) = &item.claim {
-            self.repeats.note(claim, expected, decision);
-        }
-        self.note_conflict(item, decision).await;
-    }
+/// The decision by the record of an operation, with its result. `None` where it has none.
+async fn recorded<S: Store>(own: &mut OwnSession<S>, item: &Item) -> Option<(Decision, Known)> {
+    let recorded = lookup::recorded(&own.engine, &mut own.session, item).await;
+    recorded.unwrap_or_else(|error| Some((Decision::Failed(alone::store_failure::<S>(&error)), Err(NotKept::Absent))))
 }
 
 /// The end of a call; but where the bug is planted, its answer as soon as there is one, and the commit comes when it comes.

@@ -13,11 +13,12 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    consumer::{Inner, identify::Item, outcomes::conflict_details, repeats},
     names::ConsumerName,
+    once::expected,
     outcome::Decision,
     store::{AuditEntry, Bookkeeping as _, Store},
     telemetry::{self, handles, log_limit::Limiter},
+    unit::{decide::conflict_details, engine::Engine, identify::Item},
 };
 
 /// The most keys whose conflicts are noted within [`WINDOW`].
@@ -71,44 +72,43 @@ impl Conflicts {
         }
     }
 
-    fn window(&self) -> MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<S: Store> Inner<S> {
     /// Notes that a key was used for another operation. Nothing that is stored of the first one is disclosed.
-    pub(super) async fn note_conflict(&self, item: &Item, decision: &Decision) {
+    pub(super) async fn note<S: Store>(&self, engine: &Engine<S>, item: &Item, decision: &Decision) {
         let (Decision::Conflict(recorded, kind), Some(claim)) = (decision, &item.claim) else { return };
-        self.conflicts.counted.increment(1);
-        if let Some(left_out) = self.conflicts.lines.pass() {
+        self.counted.increment(1);
+        if let Some(left_out) = self.lines.pass() {
             tracing::warn!(
                 target: telemetry::AUDIT,
                 {
-                    idem.consumer = %self.name, idem.key = %claim.key, recorded = %recorded.hash.prefix(),
+                    idem.consumer = %engine.name, idem.key = %claim.key, recorded = %recorded.hash.prefix(),
                     found = %claim.hash.prefix(), left_out
                 },
                 "{}; nothing runs", kind.as_str()
             );
         }
-        let Some(registered) = self.registered.get() else { return };
-        let key = repeats::digest(claim);
-        let Some(passed_over) = self.conflicts.window().turn(key, Instant::now()) else { return };
+        let Some(registered) = engine.registered.get() else { return };
+        let key = expected::digest(claim);
+        let Some(passed_over) = self.window().turn(key, Instant::now()) else { return };
         let mut details = conflict_details(claim, recorded, item.message.origin().as_str());
         if passed_over > 0 {
             let _ = write!(details, "; {passed_over} more since the last line");
         }
         let who = format!("run {}", registered.run);
         let entry = AuditEntry::new(who, "conflict", claim.scope, details).key(Some(claim.key.clone()));
-        let noted = tokio::time::timeout(self.settings.answer_timeout, self.store.bookkeeping().audit(&entry)).await;
+        let noted =
+            tokio::time::timeout(engine.settings.answer_timeout, engine.store.bookkeeping().audit(&entry)).await;
         if !matches!(noted, Ok(Ok(()))) {
-            self.conflicts.window().turn_back(key, passed_over);
+            self.window().turn_back(key, passed_over);
             tracing::warn!(
                 target: telemetry::AUDIT,
-                { idem.consumer = %self.name, idem.key = %claim.key },
+                { idem.consumer = %engine.name, idem.key = %claim.key },
                 "that could not be noted in the audit trail"
             );
         }
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

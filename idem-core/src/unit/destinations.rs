@@ -2,46 +2,28 @@
 //! fails its message.
 
 use std::{
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
 use crate::{
-    consumer::{
-        Inner,
-        handlers::{HandlingError, TransactionState},
-        unit::answered,
-    },
     dead_letter::Reason,
     error::ErrorClass,
-    outbox::{
-        limits::DestinationLimits,
-        rows::{Appended, Declared, DestinationId},
-    },
+    outbox::rows::{Appended, Declared, DestinationId},
     outcome::Failure,
     store::Store,
+    unit::{
+        engine::{Destinations, Engine, Limits},
+        handlers::{HandlingError, TransactionState},
+        session::answered,
+    },
 };
 
 /// For a payload of so many bytes the rows are read again where they were last read so long ago: a relay may have started since.
 const LARGE_BYTES: usize = 64 << 10;
 const READ_EVERY: Duration = Duration::from_secs(60);
-
-/// The destinations of a consumer, in the order of its rules.
-#[derive(Debug, Default)]
-pub(super) struct Destinations {
-    /// Their ids. Known once the consumer is registered.
-    ids: OnceLock<Vec<DestinationId>>,
-    limits: Mutex<Limits>,
-}
-
-/// What they take, as far as their relays had said it when their rows were last read, and when that was.
-#[derive(Debug, Default)]
-struct Limits {
-    all: Vec<Option<DestinationLimits>>,
-    read_at: Option<Instant>,
-}
 
 impl Destinations {
     pub(super) fn ids(&self) -> &[DestinationId] {
@@ -68,30 +50,30 @@ impl Destinations {
 /// Refuses an event that no relay could ever send, by what the last one has left in the destination's row (O107). Before it does, the
 /// row is read again: somebody may have raised the limit since.
 pub(super) async fn fits<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     appended: &Appended,
     events_of: &[usize],
 ) -> Result<(), HandlingError> {
-    if !inner.destinations.are_to_be_read_for(appended) && never_fits(inner, appended).is_none() {
+    if !engine.destinations.are_to_be_read_for(appended) && never_fits(engine, appended).is_none() {
         return Ok(());
     }
     // Boxed, because it is rare and every unit's future would have room for it.
-    let declaring = answered(inner.settings.answer_timeout, "looking at destinations", Box::pin(inner.declare()));
+    let declaring = answered(engine.settings.answer_timeout, "looking at destinations", Box::pin(engine.declare()));
     declaring.await.map_err(HandlingError::Store)?;
-    let Some((place, text)) = never_fits(inner, appended) else { return Ok(()) };
+    let Some((place, text)) = never_fits(engine, appended) else { return Ok(()) };
     let index = events_of.get(place).copied().unwrap_or_default();
     let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("event-too-large");
     Err(HandlingError::one(index, failure, TransactionState::Clean))
 }
 
 /// The first event that is too large for its destination, and what to do about it.
-fn never_fits<S: Store>(inner: &Inner<S>, appended: &Appended) -> Option<(usize, String)> {
-    let (ids, limits) = (inner.destinations.ids(), inner.destinations.limits());
+fn never_fits<S: Store>(engine: &Engine<S>, appended: &Appended) -> Option<(usize, String)> {
+    let (ids, limits) = (engine.destinations.ids(), engine.destinations.limits());
     appended.events.iter().enumerate().find_map(|(place, event)| {
         let destination = ids.iter().position(|id| *id == event.destination)?;
         let known = limits.all.get(destination)?.as_ref()?;
         let (bytes, max) = (known.refuses(event)?, known.message_bytes_max?);
-        let (name, kind) = (&inner.publishing.destinations[destination].name, &known.kind);
+        let (name, kind) = (&engine.publishing.destinations[destination].name, &known.kind);
         let text = format!(
             "the payload of an event has {bytes} bytes as it is sent, and destination {name:?} ({kind}) takes {max}, as its relay has \
              found: publish less, or raise the limit there, start the relay again, and replay this message"

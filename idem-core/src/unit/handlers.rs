@@ -14,7 +14,6 @@ use tracing::{Instrument as _, Span};
 
 use crate::{
     config::Concurrency,
-    consumer::{Inner, identify::Item, unit::inject},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -30,6 +29,7 @@ use crate::{
     results::result::ResultBody,
     store::{Store, tx::Tx, unit::UnitOfWork},
     telemetry::spans,
+    unit::{engine::Engine, identify::Item, session::inject},
 };
 
 /// Why the handlers of a unit did not all succeed.
@@ -81,17 +81,17 @@ impl HandlingError {
 /// Runs the handlers of these messages, and comes back only when no future of a handler is left. Answers their events and
 /// results. `of_call` is the work that a call brought along, to run in place of a handler.
 pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     of_call: Option<&dyn DynHandler<S>>,
 ) -> Result<AllHandedIn, HandlingError> {
-    match (&inner.work, inner.settings.handlers) {
-        (Work::Batch(handler), _) => together(inner, &**handler, unit, items, fresh).await,
-        (Work::Each(handler), Concurrency::InOrder) => in_order(inner, &*handler.0, unit, items, fresh).await,
+    match (&engine.work, engine.settings.handlers) {
+        (Work::Batch(handler), _) => together(engine, &**handler, unit, items, fresh).await,
+        (Work::Each(handler), Concurrency::InOrder) => in_order(engine, &*handler.0, unit, items, fresh).await,
         (Work::Each(handler), Concurrency::Pipelined { at_once }) => {
-            side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
+            side_by_side(engine, &*handler.0, unit, items, fresh, at_once).await
         }
         (Work::OfCall, _) => {
             let none = StoreError::Unsupported { what: "run work that no call has brought along" };
@@ -99,7 +99,7 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
             let mut all = Vec::new();
             for (index, ticket) in fresh {
                 // If the work has spoilt the transaction, the append or the commit fails. What follows depends on its result.
-                let handed_in = run_one(inner, work, index, &items[index].borrow().message, ticket, unit.tx()).await;
+                let handed_in = run_one(engine, work, index, &items[index].borrow().message, ticket, unit.tx()).await;
                 all.extend(passed(handed_in).await?.map(|handed_in| (index, handed_in)));
             }
             Ok(all)
@@ -109,7 +109,7 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
 
 /// Runs the handlers one after the other.
 async fn in_order<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     handler: &dyn DynHandler<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
@@ -118,7 +118,7 @@ async fn in_order<S: Store, J: Borrow<Item> + Sync>(
     let mut all = Vec::new();
     for (index, ticket) in fresh {
         let message = &items[index].borrow().message;
-        let handed_in = run_one(inner, handler, index, message, ticket, unit.tx()).await?;
+        let handed_in = run_one(engine, handler, index, message, ticket, unit.tx()).await?;
         all.extend(handed_in.map(|handed_in| (index, handed_in)));
         passed(checked::<S>(unit, index)).await?;
     }
@@ -134,7 +134,7 @@ fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingErr
 /// and those that run end by themselves or at their deadlines: a failed statement fails its neighbours' statements
 /// behind it, so the culprit is not known yet.
 async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     handler: &dyn DynHandler<S>,
     unit: &S::Unit<'_>,
     items: &[J],
@@ -150,7 +150,7 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
             }
             let message = &items[index].borrow().message;
             let ended = match unit.shared_tx() {
-                Some(tx) => run_one(inner, handler, index, message, ticket, tx).await,
+                Some(tx) => run_one(engine, handler, index, message, ticket, tx).await,
                 None => Err(HandlingError::Store(StoreError::Unsupported { what: "share its transaction" })),
             };
             match passed(ended).await {
@@ -199,32 +199,32 @@ fn groups<J: Borrow<Item>>(items: &[J], fresh: Vec<(usize, Ticket)>) -> Vec<Vec<
 
 /// Runs the handler for one message. Answers its events and results, if any.
 async fn run_one<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     handler: &dyn DynHandler<S>,
     index: usize,
     message: &Message,
     ticket: Ticket,
     mut tx: Tx<'_, S>,
 ) -> Result<Option<HandedIn>, HandlingError> {
-    let deadline = inner.settings.handler_deadline;
-    let span = spans::process(&inner.name, inner.source.get(), &[message]);
-    let collector = Collector::of_one(&inner.publishing, message);
+    let deadline = engine.settings.handler_deadline;
+    let span = spans::process(&engine.name, engine.source.get(), &[message]);
+    let collector = Collector::of_one(&engine.publishing, message);
     let mut tx = tx.collecting(&collector);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
     match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(())) => {}
         Handled::Answered(Err(mut error)) => {
             let Some(outcome) = error.take_outcome() else {
-                return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
+                return Err(HandlingError::one(index, engine.failure(error), TransactionState::Clean));
             };
             drop(tx);
             // What the work has noted comes first: an outcome that may come of an error that passes is not final.
-            if let Some(noted) = collector.noted_error().map(|noted| inner.failure(noted))
+            if let Some(noted) = collector.noted_error().map(|noted| engine.failure(noted))
                 && noted.comes_again()
             {
                 return Err(HandlingError::one(index, noted, TransactionState::Unknown));
             }
-            return Err(match inner.publishing.check_result(&outcome) {
+            return Err(match engine.publishing.check_result(&outcome) {
                 Ok(()) => HandlingError::Final(outcome),
                 Err(error) => HandlingError::one(index, refused(&error), TransactionState::Clean),
             });
@@ -238,7 +238,7 @@ async fn run_one<S: Store>(
     let mut handed_in =
         handed_in.map_err(|error| HandlingError::one(index, refused(&error), TransactionState::Clean))?;
     let handed_in = handed_in.pop().filter(|handed_in| !handed_in.is_empty());
-    inner.note_use(is_taken || handed_in.is_some());
+    engine.note_use(is_taken || handed_in.is_some());
     Ok(handed_in)
 }
 
@@ -256,7 +256,7 @@ async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> 
 
 /// Runs a batch handler for all of them.
 async fn together<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     handler: &dyn DynBatchHandler<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
@@ -266,34 +266,34 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     let messages: Vec<&Message> = indexes.iter().map(|index| &items[*index].borrow().message).collect();
     let Some((_, ticket)) = fresh.into_iter().next() else { return Ok(Vec::new()) };
     let all = |failure, left| HandlingError::Handlers { failed: for_all(&indexes, failure), left };
-    let deadline = inner.settings.handler_deadline;
-    let collector = Collector::of_many(&inner.publishing, &messages);
+    let deadline = engine.settings.handler_deadline;
+    let collector = Collector::of_many(&engine.publishing, &messages);
     let mut own = unit.tx();
     let mut tx = own.collecting(&collector);
-    let span = spans::process(&inner.name, inner.source.get(), &messages);
+    let span = spans::process(&engine.name, engine.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
     let answer = match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(answer)) => answer,
-        Handled::Answered(Err(error)) => return Err(all(inner.failure(error), TransactionState::Clean)),
+        Handled::Answered(Err(error)) => return Err(all(engine.failure(error), TransactionState::Clean)),
         Handled::Panicked => return Err(all(panicked(), TransactionState::Unknown)),
         Handled::TimedOut => return Err(all(late(deadline), TransactionState::Busy)),
     };
     let is_taken = tx.is_taken();
     drop(tx);
     drop(own);
-    let named = named(inner, &indexes, answer)?;
+    let named = named(engine, &indexes, answer)?;
     if !named.is_empty() {
         return Err(HandlingError::Handlers { failed: named, left: TransactionState::Clean });
     }
     let handed_in = collector.finish().map_err(|error| all(refused(&error), TransactionState::Clean))?;
-    inner.note_use(is_taken || handed_in.iter().any(|handed_in| !handed_in.is_empty()));
+    engine.note_use(is_taken || handed_in.iter().any(|handed_in| !handed_in.is_empty()));
     passed(unit.check().map_err(|error| all(unsealed::<S>(&error), TransactionState::Unknown))).await?;
     Ok(indexes.into_iter().zip(handed_in).filter(|(_, handed_in)| !handed_in.is_empty()).collect())
 }
 
 /// The messages that a batch handler named as culprits.
 fn named<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     indexes: &[usize],
     answer: BatchAnswer,
 ) -> Result<Vec<(usize, Failure)>, HandlingError> {
@@ -307,7 +307,7 @@ fn named<S: Store>(
         return Err(HandlingError::Handlers { failed: for_all(indexes, failure), left: TransactionState::Clean });
     }
     let failed = indexes.iter().zip(answers).filter_map(|(index, answer)| Some((*index, answer.err()?)));
-    Ok(failed.map(|(index, error)| (index, inner.failure(error))).collect())
+    Ok(failed.map(|(index, error)| (index, engine.failure(error))).collect())
 }
 
 /// A failure that names no culprit, for each message: they all run alone.

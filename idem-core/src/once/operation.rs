@@ -17,11 +17,11 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    consumer::run_once::{Ran, RunOnce, RunOnceError, WorkError},
     dead_letter::Reason,
     error::ErrorClass,
     handler_error::CannotRepeat,
     message::Message,
+    once::{Ran, RunOnce, RunOnceError, WorkError},
     outcome::Failure,
     results::result::ResultBody,
     spawn,
@@ -39,9 +39,9 @@ pub enum Once<S: Store> {
 
 /// An operation under way. Dropped before its end, it is rolled back, and its key is free again.
 ///
-/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::DedupConsumerBuilder::lanes): a
+/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::RunOnceBuilder::lanes): a
 /// task that has one and begins another may wait for itself. It takes at most the
-/// [deadline of handlers](crate::DedupConsumerBuilder::handler_deadline), after which nothing of it is kept.
+/// [deadline of handlers](crate::RunOnceBuilder::handler_deadline), after which nothing of it is kept.
 pub struct Running<S: Store> {
     message: Message,
     steps: mpsc::Sender<Step<S>>,

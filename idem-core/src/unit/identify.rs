@@ -4,7 +4,6 @@ use crate::{
     bugs::{self, Bug},
     caught::caught,
     config::ConsumerSettings,
-    consumer::{Inner, Tenants},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     hash::PayloadHash,
@@ -13,6 +12,7 @@ use crate::{
     names::{ConsumerName, HashRuleId, IdempotencyKey, ScopeId, Tenant},
     outcome::Failure,
     store::{Store, claim::Claim},
+    unit::engine::{Engine, Tenants},
 };
 
 /// A message with the claim of its key.
@@ -31,7 +31,7 @@ pub(crate) struct Rejected {
     pub(crate) failure: Failure,
 }
 
-impl<S: Store> Inner<S> {
+impl<S: Store> Engine<S> {
     /// Identifies a message. `key` is the one to use whatever the message says: that of a replayed dead letter.
     pub(crate) async fn identify(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
         let mut identified = self.find(message, key).await;

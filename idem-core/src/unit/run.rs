@@ -1,26 +1,13 @@
 //! One unit of work: begin, claim, handle, seal and commit. Nothing cancels it between begin and commit but the limits
 //! it sets itself, and each of those costs the connection.
 
-use std::{borrow::Borrow, future::Future, pin::Pin, sync::atomic::Ordering, time::Duration};
+use std::{borrow::Borrow, future::Future, pin::Pin, sync::atomic::Ordering};
 
-use futures_util::FutureExt as _;
-use tokio::time::{Instant, error::Elapsed};
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{
     bugs::{self, Bug},
-    config::ConsumerSettings,
-    consumer::{
-        Inner,
-        answers::Answers,
-        append::append_all,
-        claim::{Results, claim_all},
-        dedupe::{self, Fold},
-        handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
-        identify::Item,
-        isolate::NO_LANE,
-        outcomes::Outcomes,
-    },
     dead_letter::Reason,
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
@@ -29,8 +16,19 @@ use crate::{
     outbox::collect::HandedIn,
     outcome::{self, Decision, Failure, Ticket, Verdict},
     results::result::ResultBody,
-    store::{Store, UnitOptions, claim::Claim, unit::UnitOfWork},
+    store::{Store, claim::Claim, unit::UnitOfWork},
     telemetry::spans,
+    unit::{
+        answers::Answers,
+        append::append_all,
+        claim::{Results, claim_all},
+        decide::Outcomes,
+        engine::Engine,
+        fold::{self, Fold},
+        handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
+        identify::Item,
+        session::{NO_LANE, answered, inject, is_lost, options, session_or_open},
+    },
 };
 
 /// How a unit ended.
@@ -87,7 +85,7 @@ pub(crate) type Gate<'g> = Pin<&'g mut (dyn Future<Output = bool> + Send + 'g)>;
 /// Runs one unit over `items` on `session`, which is opened where there is none. The session comes back after a normal end.
 /// Results are left in `answers`, where they are asked for.
 pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
@@ -95,79 +93,38 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> (Option<S::Session>, End) {
     let was_idle = session.is_some() && lane_number == NO_LANE;
-    let mut session = match session_or_open(inner, session).await {
+    let mut session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, End::StoreFailed(error)),
     };
-    let span = spans::unit(&inner.name, items.len());
+    let span = spans::unit(&engine.name, items.len());
     let mut claimed = false;
     let asked = answers.as_deref_mut();
-    let first = run_on(inner, &mut session, lane_number, items, &mut claimed, gate, asked);
+    let first = run_on(engine, &mut session, lane_number, items, &mut claimed, gate, asked);
     let mut ended = first.instrument(span.clone()).await;
     // A session that was idle in a caller's own loop may have lost its server since, which its first statement shows. A
     // worker's lane probes the database in such a case; here the caller would see an outage that is over. One that does
     // not answer in time has no second chance: the caller would wait twice as long as was set.
     if was_idle && !claimed && matches!(&ended.1, End::StoreFailed(error) if is_lost(error)) {
-        session = match session_or_open(inner, None).await {
+        session = match session_or_open(engine, None).await {
             Ok(session) => session,
             Err(error) => return (None, End::StoreFailed(error)),
         };
-        let second = run_on(inner, &mut session, lane_number, items, &mut claimed, None, answers);
+        let second = run_on(engine, &mut session, lane_number, items, &mut claimed, None, answers);
         ended = second.instrument(span.clone()).await;
     }
     let (clean, end) = ended;
     span.record("idem.unit.end", end.as_str());
-    inner.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
+    engine.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
-        inner.no_winner.store(0, Ordering::Relaxed);
+        engine.no_winner.store(0, Ordering::Relaxed);
     }
     // A connection in an unknown state is closed, never used again (A15, A16).
     (clean.then_some(session), end)
 }
 
-pub(super) fn is_lost(error: &StoreError) -> bool {
-    matches!(error, StoreError::Unavailable { source, .. } if !source.is::<Elapsed>())
-}
-
-pub(super) async fn session_or_open<S: Store>(
-    inner: &Inner<S>,
-    session: Option<S::Session>,
-) -> Result<S::Session, StoreError> {
-    if let Some(session) = session {
-        return Ok(session);
-    }
-    let session = answered(inner.settings.answer_timeout, "connecting", inner.store.open()).await?;
-    // Boxed, because it is rare and every unit's future would have room for it.
-    answered(inner.settings.answer_timeout, "interning names", Box::pin(inner.interned_there())).await?;
-    Ok(session)
-}
-
-/// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the session
-/// for as long as TCP does, which is hours. The connection must be closed after a time-out.
-pub(super) fn answered<T>(
-    limit: Duration,
-    doing: &'static str,
-    call: impl Future<Output = Result<T, StoreError>>,
-) -> impl Future<Output = Result<T, StoreError>> {
-    // An async function would hold the call twice, as its parameter and as the future that it awaits.
-    tokio::time::timeout(limit, call).map(move |answer| match answer {
-        Ok(answer) => answer,
-        Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
-    })
-}
-
-pub(super) fn options(settings: &ConsumerSettings, run: RunId, lane: i32) -> UnitOptions {
-    UnitOptions {
-        run,
-        lane,
-        busy_timeout: settings.busy_timeout,
-        idle_timeout: settings.handler_deadline + Duration::from_secs(5),
-        alone: false,
-    }
-}
-
 async fn run_on<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut S::Session,
     lane_number: i32,
     items: &[J],
@@ -175,33 +132,33 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     gate: Option<Gate<'_>>,
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> (bool, End) {
-    let registered = match inner.register(None).await {
+    let registered = match engine.register(None).await {
         Ok(registered) => registered,
         Err(error) => return (false, End::StoreFailed(error)),
     };
-    let limit = inner.settings.answer_timeout;
+    let limit = engine.settings.answer_timeout;
     let begin =
-        inner.store.begin(session, options(&inner.settings, registered.run, lane_number).alone(items.len() == 1));
+        engine.store.begin(session, options(&engine.settings, registered.run, lane_number).alone(items.len() == 1));
     let mut unit = match answered(limit, "beginning a transaction", begin).await {
         Ok(unit) => unit,
         Err(error) => return (false, store_failed(error)),
     };
-    let _open = inner.open.begin();
+    let _open = engine.open.begin();
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, store_failed(inject(injected)));
     }
-    let fold = dedupe::fold(items);
+    let fold = fold::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
-    let rehash = |position, rule| inner.rehash(&leader(position).message, rule);
+    let rehash = |position, rule| engine.rehash(&leader(position).message, rule);
     let mut results = answers.is_some().then(Results::new);
     let claim = claim_all::<S>(&mut unit, &claims, rehash, results.as_mut());
     let begun = Instant::now();
-    let claimed = tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await;
-    inner.metrics.claim_wait.record(begun.elapsed());
+    let claimed = tokio::time::timeout(engine.settings.busy_timeout + limit, claim).await;
+    engine.metrics.claim_wait.record(begun.elapsed());
     let verdicts = match claimed {
         Ok(Ok(verdicts)) => verdicts,
-        Ok(Err(error)) => return claim_failed(inner, unit, error, items.len()).await,
+        Ok(Err(error)) => return claim_failed(engine, unit, error, items.len()).await,
         Err(elapsed) => return (false, store_failed(StoreError::unavailable("claiming keys", elapsed))),
     };
     *claimed_any = true;
@@ -211,31 +168,34 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let mut ledger = Outcomes::new(items.len());
     let fresh = fresh(verdicts, &fold, &mut ledger);
     if let Some(answers) = answers.as_deref_mut()
-        && let Err(error) = answers.read(inner, &mut unit, items, &ledger, of_messages(results, &fold)).await
+        && let Err(error) = answers.read(engine, &mut unit, items, &ledger, of_messages(results, &fold)).await
     {
         return (false, store_failed(error));
     }
     if fresh.is_empty() {
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
-        let clean = rollback(inner, unit).await.is_ok();
-        return (clean, decide(inner, items, &fold, registered.run, ledger, answers));
+        let clean = rollback(engine, unit).await.is_ok();
+        return (clean, decide(engine, items, &fold, registered.run, ledger, answers));
     }
     if let Some(gate) = gate
         && !gate.await
     {
-        return (rollback(inner, unit).await.is_ok(), End::NotBegun);
+        return (rollback(engine, unit).await.is_ok(), End::NotBegun);
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
-    let ended = handle_and_commit(inner, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
-    #[cfg(idem_bugs)]
+    let ended = handle_and_commit(engine, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
+    #[cfg(feature = "bugs")]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
         ended.ok();
-        return crate::consumer::planted::in_second_unit(inner, session, items, late, (answers, &fold)).await;
+        return match crate::unit::planted::in_second_unit(engine, session, items, late, (answers, &fold)).await {
+            Ok(decisions) => (true, End::Decided(decisions)),
+            Err(error) => (false, End::Again(error)),
+        };
     }
     match ended {
         Ok(()) => {
             indexes.iter().for_each(|index| ledger.committed(*index));
-            (true, decide(inner, items, &fold, registered.run, ledger, answers))
+            (true, decide(engine, items, &fold, registered.run, ledger, answers))
         }
         Err(ended) => ended,
     }
@@ -248,14 +208,14 @@ fn of_messages(results: Option<Results>, fold: &Fold) -> Results {
 
 /// Decides every message of a unit that went well, and leaves their results in `answers`.
 fn decide<S: Store, J: Borrow<Item>>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     items: &[J],
     fold: &Fold,
     run: RunId,
     ledger: Outcomes,
     answers: Option<&mut Answers<'_, S>>,
 ) -> End {
-    let decisions = ledger.decide(inner, items, fold, run);
+    let decisions = ledger.decide(engine, items, fold, run);
     if let Some(answers) = answers {
         answers.end(&decisions, fold);
     }
@@ -264,7 +224,7 @@ fn decide<S: Store, J: Borrow<Item>>(
 
 /// Runs the handlers of fresh messages, appends their events and results, seals and commits. On an error the unit has ended so.
 async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     mut unit: S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
@@ -272,12 +232,12 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> Result<(), (bool, End)> {
     let begun = Instant::now();
-    let handled = handle(inner, &mut unit, items, fresh, answers.as_deref()).await;
-    inner.metrics.handler_time.record(begun.elapsed());
+    let handled = handle(engine, &mut unit, items, fresh, answers.as_deref()).await;
+    engine.metrics.handler_time.record(begun.elapsed());
     let mut handed_in = match handled {
         Ok(handed_in) => handed_in,
-        Err(HandlingError::Final(outcome)) => return Err(refused(inner, unit, outcome, answers).await),
-        Err(stopped) => return Err(stopped_early(inner, unit, stopped, indexes, items.len()).await),
+        Err(HandlingError::Final(outcome)) => return Err(refused(engine, unit, outcome, answers).await),
+        Err(stopped) => return Err(stopped_early(engine, unit, stopped, indexes, items.len()).await),
     };
     let spoilt = answers.as_deref().and_then(|answers| Spoilt::of(answers, &mut handed_in));
     failpoint!(HANDLER_DONE).map_err(|injected| (false, store_failed(inject(injected))))?;
@@ -287,24 +247,24 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     }
     let handed_in = before_commit(handed_in, answers.as_deref_mut());
     if !handed_in.is_empty()
-        && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await
+        && let Err(stopped) = append_all(engine, &mut unit, items, handed_in).await
     {
         return Err(match (stopped, spoilt) {
-            (HandlingError::Unsealed(error), Some(spoilt)) => match spoilt.ends::<S>(inner, &error) {
-                Ok(outcome) => refused(inner, unit, outcome, answers).await,
-                Err(failure) => (rollback(inner, unit).await.is_ok(), End::Decided(vec![Decision::Failed(failure)])),
+            (HandlingError::Unsealed(error), Some(spoilt)) => match spoilt.ends::<S>(engine, &error) {
+                Ok(outcome) => refused(engine, unit, outcome, answers).await,
+                Err(failure) => (rollback(engine, unit).await.is_ok(), End::Decided(vec![Decision::Failed(failure)])),
             },
-            (stopped, _) => stopped_early(inner, unit, stopped, indexes, items.len()).await,
+            (stopped, _) => stopped_early(engine, unit, stopped, indexes, items.len()).await,
         });
     }
     failpoint!(GUARD).map_err(|injected| (false, store_failed(inject(injected))))?;
-    match (commit(inner, unit).await, spoilt) {
+    match (commit(engine, unit).await, spoilt) {
         (Ok(()), _) => {}
         (Err(CommitError::Unknown(error)), _) => {
             return Err((false, End::Unknown { error, of: indexes.to_vec() }));
         }
         (Err(CommitError::RolledBack(error @ StoreError::Unsealed { .. })), Some(spoilt)) => {
-            return Err(match (spoilt.ends::<S>(inner, &error), answers) {
+            return Err(match (spoilt.ends::<S>(engine, &error), answers) {
                 (Ok(outcome), Some(answers)) => {
                     answers.refused = Some(outcome);
                     // The store has ended the transaction.
@@ -319,7 +279,7 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
         }
     }
     if publishes {
-        inner.published.notify_one();
+        engine.published.notify_one();
     }
     Ok(())
 }
@@ -346,9 +306,9 @@ impl Spoilt {
 
     /// The final outcome, or the failure. A caller waits for it, so it is transient only where the noted error is: another run
     /// would spoil its transaction too.
-    fn ends<S: Store>(self, inner: &Inner<S>, error: &StoreError) -> Result<ResultBody, Failure> {
+    fn ends<S: Store>(self, engine: &Engine<S>, error: &StoreError) -> Result<ResultBody, Failure> {
         let failure = match self.noted {
-            Some(noted) => inner.failure(noted),
+            Some(noted) => engine.failure(noted),
             None => {
                 Failure::new(ErrorClass::Permanent, Reason::Permanent, crate::store::describe::one_line::<S>(error))
                     .with_code(crate::store::describe::code::<S>(error))
@@ -364,12 +324,12 @@ impl Spoilt {
 /// Rolls back the unit of a call whose work was refused for good. Rolling back probes the connection: an outcome that may come
 /// of a lost one is not final.
 async fn refused<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: S::Unit<'_>,
     outcome: ResultBody,
     answers: Option<&mut Answers<'_, S>>,
 ) -> (bool, End) {
-    match (rollback(inner, unit).await, answers) {
+    match (rollback(engine, unit).await, answers) {
         (Err(error), _) => (false, lost(error)),
         (Ok(()), Some(answers)) => {
             answers.refused = Some(outcome);
@@ -381,7 +341,7 @@ async fn refused<S: Store>(
 
 /// Runs the handlers. Of a call that was refused before nothing runs, and its outcome takes the place of its result.
 async fn handle<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
@@ -391,24 +351,24 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     if let Some(outcome) = answers.and_then(|answers| answers.refused.clone()) {
         return Ok(vec![(index, HandedIn::of_error(outcome))]);
     }
-    match handle_all(inner, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
+    match handle_all(engine, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
         Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.final_errors) => {
             let text = "the work was refused for good, but this consumer was not built with .final_errors()";
             let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
             Err(HandlingError::one(index, failure, TransactionState::Clean))
         }
-        Ok(handed_in) if answers.is_some_and(|answers| answers.final_errors) => declined(inner, handed_in),
+        Ok(handed_in) if answers.is_some_and(|answers| answers.final_errors) => declined(engine, handed_in),
         handled => handled,
     }
 }
 
 /// A result with a status from 400 to 499 after an error that the work has noted is a refusal on every store, also where the
 /// transaction could still be committed. It is not final where that error may pass.
-fn declined<S: Store>(inner: &Inner<S>, mut handed_in: AllHandedIn) -> Result<AllHandedIn, HandlingError> {
+fn declined<S: Store>(engine: &Engine<S>, mut handed_in: AllHandedIn) -> Result<AllHandedIn, HandlingError> {
     let Some((index, own)) = handed_in.first_mut() else { return Ok(handed_in) };
     let is_declined = own.result.as_ref().and_then(|result| result.status).is_some_and(is_client_error);
     let Some(noted) = own.noted.take_if(|_| is_declined) else { return Ok(handed_in) };
-    let failure = inner.failure(noted);
+    let failure = engine.failure(noted);
     match own.result.take() {
         Some(outcome) if !failure.comes_again() => Err(HandlingError::Final(outcome)),
         _ => Err(HandlingError::one(*index, failure, TransactionState::Unknown)),
@@ -461,7 +421,7 @@ fn fresh(verdicts: Vec<Verdict>, fold: &Fold, ledger: &mut Outcomes) -> Vec<(usi
 
 /// Ends a unit whose handlers did not all succeed.
 async fn stopped_early<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     unit: S::Unit<'_>,
     stopped: HandlingError,
     fresh: &[usize],
@@ -470,20 +430,20 @@ async fn stopped_early<S: Store>(
     let (failed, keep) = match stopped {
         HandlingError::Store(error) => return (false, store_failed(error)),
         // Calls alone have one, and it ends their unit otherwise.
-        HandlingError::Final(_) => return (rollback(inner, unit).await.is_ok(), End::NotBegun),
+        HandlingError::Final(_) => return (rollback(engine, unit).await.is_ok(), End::NotBegun),
         HandlingError::Unsealed(error) => {
             let failure = unsealed::<S>(&error);
             (fresh.iter().map(|index| (*index, failure.clone_text())).collect(), false)
         }
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server ends it over another connection.
-            let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;
+            let _ = tokio::time::timeout(engine.settings.answer_timeout, unit.abandon()).await;
             return (false, alone_or_isolated(failed, items));
         }
         HandlingError::Handlers { failed, left } => (failed, left == TransactionState::Clean),
     };
     // Rolling back probes the connection: if it is broken, that is the failure, whatever the handler answered.
-    match rollback(inner, unit).await {
+    match rollback(engine, unit).await {
         Err(error) => (false, lost(error)),
         Ok(()) if failed.iter().any(|(_, failure)| failure.class == ErrorClass::RunUnitAgain) => {
             (keep, End::Again(in_the_way(failed)))
@@ -507,13 +467,13 @@ fn alone_or_isolated(failed: Vec<(usize, Failure)>, items: usize) -> End {
     }
 }
 
-async fn claim_failed<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, error: ClaimError, items: usize) -> (bool, End) {
-    let clean = rollback(inner, unit).await.is_ok();
+async fn claim_failed<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>, error: ClaimError, items: usize) -> (bool, End) {
+    let clean = rollback(engine, unit).await.is_ok();
     let end = match error {
         ClaimError::Held if items == 1 => End::Decided(vec![Decision::Busy]),
         ClaimError::Held => End::Held,
         ClaimError::NoWinner { .. } => {
-            let in_a_row = inner.no_winner.fetch_add(1, Ordering::Relaxed) + 1;
+            let in_a_row = engine.no_winner.fetch_add(1, Ordering::Relaxed) + 1;
             let problem = error.to_string();
             if in_a_row >= NO_WINNER_MAX {
                 let cure = "Remove it, then restart the worker".to_owned();
@@ -539,21 +499,17 @@ fn lost(error: StoreError) -> End {
     if error.class() == ErrorClass::Infrastructure { End::Lost(error) } else { store_failed(error) }
 }
 
-pub(super) fn inject(injected: failpoint::Injected) -> StoreError {
-    StoreError::Unavailable { doing: "passing a failpoint", source: Box::new(injected) }
-}
-
-async fn rollback<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), StoreError> {
+async fn rollback<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>) -> Result<(), StoreError> {
     failpoint!(ROLLBACK).map_err(inject)?;
-    answered(inner.settings.answer_timeout, "rolling back", unit.rollback()).await
+    answered(engine.settings.answer_timeout, "rolling back", unit.rollback()).await
 }
 
 /// Commits. A client's limit is the only one that holds here: PostgreSQL's own time-outs do not apply to a COMMIT that
 /// waits for a standby, and a dropped COMMIT is merely unknown.
-async fn commit<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), CommitError> {
+async fn commit<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>) -> Result<(), CommitError> {
     let begun = Instant::now();
-    let committed = tokio::time::timeout(inner.settings.commit_timeout, unit.commit()).await;
-    inner.metrics.commit_time.record(begun.elapsed());
+    let committed = tokio::time::timeout(engine.settings.commit_timeout, unit.commit()).await;
+    engine.metrics.commit_time.record(begun.elapsed());
     match committed {
         Ok(Err(CommitError::Unknown(_))) | Err(_) if bugs::planted(Bug::UnknownIsCommitted) => Ok(()),
         Ok(Ok(())) => failpoint!(COMMIT_OK).map_err(|injected| CommitError::Unknown(Box::new(injected))),
@@ -575,21 +531,5 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
             let failed = fresh.iter().map(|index| (*index, failure.clone_text()));
             alone_or_isolated(failed.collect(), items)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::names::RunId;
-
-    /// A18, A20: the server ends an idle transaction only after the handler's own deadline has passed, with time for the
-    /// engine to notice; otherwise both would race for every slow handler.
-    #[test]
-    fn a20_the_servers_idle_limit_is_five_seconds_behind_the_handlers_deadline() {
-        let settings = ConsumerSettings { handler_deadline: Duration::from_secs(30), ..ConsumerSettings::new(None) };
-        let options = options(&settings, RunId(1), 2);
-        assert_eq!(options.idle_timeout, Duration::from_secs(35));
-        assert_eq!((options.lane, options.busy_timeout), (2, settings.busy_timeout));
     }
 }

@@ -12,13 +12,13 @@ use tokio::sync::{
 };
 
 use crate::{
-    consumer::{Inner, OwnSession, identify::Item, isolate},
     error::{ErrorClass, StoreError},
     message::Message,
     names::ScopeId,
     outcome::Decision,
     spawn,
     store::Store,
+    unit::{alone, engine::Engine, identify::Item, session::OwnSession},
 };
 
 /// The most shared units that run at once. A call that comes while they do joins the next one; with more of them, each would
@@ -72,7 +72,7 @@ impl SharedUnits {
 
 /// Decides a message in a unit with others that came meanwhile. `Err` gives it back where it has to run alone.
 pub(super) async fn process<S: Store>(
-    inner: &Arc<Inner<S>>,
+    engine: &Arc<Engine<S>>,
     shared: &SharedUnits,
     item: Item,
 ) -> Result<Result<(Message, Decision), Item>, StoreError> {
@@ -81,7 +81,7 @@ pub(super) async fn process<S: Store>(
     let call = Waiting { item, scope, answer };
     shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(call);
     loop {
-        let lead = async { (Arc::clone(&shared.units).acquire_owned().await, OwnSession::of(inner).await) };
+        let lead = async { (Arc::clone(&shared.units).acquire_owned().await, OwnSession::of(engine).await) };
         let (unit, own) = tokio::select! {
             biased;
             answer = &mut answered => return given(answer),
@@ -118,8 +118,8 @@ async fn run<S: Store>(mut own: OwnSession<S>, calls: Vec<Waiting>) {
     let (items, answers): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.item, call.answer)).unzip();
     let decisions = match items.as_slice() {
         [] => return,
-        [item] => Some(vec![isolate::decide_one(&own.inner, &mut own.session, item, None).await]),
-        items => isolate::whole(&own.inner, &mut own.session, items, None).await,
+        [item] => Some(vec![alone::decide_one(&own.engine, &mut own.session, item, None).await]),
+        items => alone::whole(&own.engine, &mut own.session, items, None).await,
     };
     let mut decisions = decisions.map(Vec::into_iter);
     for (item, answer) in items.into_iter().zip(answers) {

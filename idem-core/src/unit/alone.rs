@@ -4,12 +4,6 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    consumer::{
-        Inner,
-        answers::{self, Answers},
-        identify::Item,
-        unit::{End, inject, run},
-    },
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -20,27 +14,31 @@ use crate::{
     outcome::{Decision, Failure},
     policy::{self, Action, Known, Seen},
     store::{Store, describe::one_line},
+    unit::{
+        answers::{self, Answers},
+        engine::Engine,
+        identify::Item,
+        run::{End, run},
+        session::{NO_LANE, inject},
+    },
 };
 
 /// How often a unit runs as it is before its messages run alone, or are handed back.
 const ROUNDS_MAX: u32 = 3;
 
-/// The lane number of units outside of a worker.
-pub(super) const NO_LANE: i32 = -1;
-
 /// Decides every message, in order, and gives it back.
-pub(super) async fn process<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn process<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     messages: Vec<Message>,
 ) -> Vec<(Message, Decision)> {
-    let all = process_with(inner, session, messages, None).await;
+    let all = process_with(engine, session, messages, None).await;
     all.into_iter().map(|(message, decision, _)| (message, decision)).collect()
 }
 
 /// The same with results, where the caller asks for them.
-pub(super) async fn process_with<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn process_with<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     messages: Vec<Message>,
     mut answers: Option<&mut Answers<'_, S>>,
@@ -48,7 +46,7 @@ pub(super) async fn process_with<S: Store>(
     let mut decided: Vec<Option<(Message, Decision, Option<answers::Known>)>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
-        match inner.identify(message, None).await {
+        match engine.identify(message, None).await {
             Ok(item) => {
                 positions.push(position);
                 items.push(item);
@@ -56,14 +54,14 @@ pub(super) async fn process_with<S: Store>(
             Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure), None)),
         }
     }
-    let decisions = if inner.shares_units() && !items.is_empty() {
-        whole(inner, session, &items, answers.as_deref_mut()).await
+    let decisions = if engine.shares_units() && !items.is_empty() {
+        whole(engine, session, &items, answers.as_deref_mut()).await
     } else {
         None
     };
     let decisions = match decisions {
         Some(decisions) => decisions,
-        None => alone(inner, session, &items, answers.as_deref_mut()).await,
+        None => alone(engine, session, &items, answers.as_deref_mut()).await,
     };
     let known = answers.map(|answers| std::mem::take(&mut answers.of)).unwrap_or_default();
     // A message without a decision would go back to the broker.
@@ -78,8 +76,8 @@ pub(super) async fn process_with<S: Store>(
 }
 
 /// Runs the unit as a whole; `None` where its messages must run alone.
-pub(super) async fn whole<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn whole<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     items: &[Item],
     mut answers: Option<&mut Answers<'_, S>>,
@@ -91,7 +89,7 @@ pub(super) async fn whole<S: Store>(
     let mut round = 0;
     while round < ROUNDS_MAX {
         known.again = round;
-        let (kept, end) = run(inner, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
+        let (kept, end) = run(engine, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
         *session = kept;
         if matches!(end, End::Refused) {
             // The next unit keeps the outcome of the work, and does not run it.
@@ -122,13 +120,13 @@ pub(super) async fn whole<S: Store>(
         match policy::after(&known, seen) {
             // The next round claims on a new connection, which shows how the commit ended (A5, A6).
             Action::ClaimAgain => {
-                tracing::warn!(idem.consumer = %inner.name, error = one_line::<S>(&error), "the answer to a commit was lost");
+                tracing::warn!(idem.consumer = %engine.name, error = one_line::<S>(&error), "the answer to a commit was lost");
                 let error = one_line::<S>(&error);
                 cause = Some(format!("the answer to the commit was lost, and nothing had been committed: {error}"));
                 contended = None;
             }
             Action::RunAgain => {
-                tracing::debug!(idem.consumer = %inner.name, error = one_line::<S>(&error), "the unit runs again");
+                tracing::debug!(idem.consumer = %engine.name, error = one_line::<S>(&error), "the unit runs again");
                 cause = Some(format!("{} ({})", one_line::<S>(&error), error.class()));
                 contended = Some(error);
             }
@@ -163,7 +161,7 @@ fn with_cause(mut decisions: Vec<Decision>, cause: Option<String>) -> Vec<Decisi
 }
 
 async fn alone<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     items: &[Item],
     mut answers: Option<&mut Answers<'_, S>>,
@@ -198,7 +196,7 @@ async fn alone<S: Store>(
             continue;
         }
         let mut apart = answers.as_deref().map(Answers::apart);
-        let decision = decide_one(inner, session, item, apart.as_mut()).await;
+        let decision = decide_one(engine, session, item, apart.as_mut()).await;
         *known = apart.and_then(|mut apart| apart.of.pop()).flatten();
         if let (Decision::Failed(failure), Some(content)) = (&decision, content)
             && failure.class == ErrorClass::Permanent
@@ -229,18 +227,18 @@ async fn alone<S: Store>(
 }
 
 /// Decides one message in a unit of its own.
-pub(super) async fn decide_one<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn decide_one<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     item: &Item,
     answers: Option<&mut Answers<'_, S>>,
 ) -> Decision {
-    let decided = whole(inner, session, std::slice::from_ref(item), answers).await;
+    let decided = whole(engine, session, std::slice::from_ref(item), answers).await;
     // Without an answer after that many rounds, the outcome is unknown: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }
 
-pub(super) fn store_failure<S: Store>(error: &StoreError) -> Failure {
+pub(crate) fn store_failure<S: Store>(error: &StoreError) -> Failure {
     let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::store::describe::one_line::<S>(error));
     failure.with_code(crate::store::describe::code::<S>(error))
 }

@@ -4,8 +4,8 @@ use std::{borrow::Borrow, collections::HashMap};
 
 use crate::{
     bugs::{self, Bug},
-    consumer::identify::Item,
     names::ScopeId,
+    unit::identify::Item,
 };
 
 /// The messages of a unit, folded. Indexes are those of the messages.

@@ -3,16 +3,6 @@
 use std::borrow::Borrow;
 
 use crate::{
-    consumer::{
-        Inner,
-        claim::{Results, one_answer_each},
-        dedupe::Fold,
-        handlers::AllHandedIn,
-        identify::Item,
-        kept::known,
-        outcomes::Outcomes,
-        unit::answered,
-    },
     error::StoreError,
     handler::DynHandler,
     message::Message,
@@ -23,10 +13,37 @@ use crate::{
         claim::{Claim, Recorded},
         unit::UnitOfWork,
     },
+    unit::{
+        claim::{Results, one_answer_each},
+        decide::Outcomes,
+        engine::Engine,
+        fold::Fold,
+        handlers::AllHandedIn,
+        identify::Item,
+        kept::known,
+        session::answered,
+    },
 };
 
 /// The result of one message, where its operation is done.
-pub(super) type Known = Result<StoredResult, NotKept>;
+pub(crate) type Known = Result<StoredResult, NotKept>;
+
+/// The state of a key's operation: see [`RunOnce::ask`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum KeyState {
+    /// It has not been done, and is not under way. A call that is on its way may still come.
+    Unknown,
+    /// The key is held: its operation is under way, or the answer to its commit was lost and its transaction is not over yet.
+    InProgress,
+    /// It is done.
+    Done {
+        /// Its record.
+        recorded: Box<Recorded>,
+        /// Its answer, or why that cannot be given.
+        result: Result<StoredResult, NotKept>,
+    },
+}
 
 /// A message with its decision and, where it was handled now or before, its handler's result.
 #[derive(Debug)]
@@ -48,19 +65,19 @@ pub(crate) struct Answers<'w, S: Store> {
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
     /// The outcome of a work that was refused for good. It is kept in a unit of its own, in which nothing runs.
-    pub(super) refused: Option<ResultBody>,
+    pub(crate) refused: Option<ResultBody>,
     /// By the place of the message in the unit.
-    pub(super) of: Vec<Option<Known>>,
+    pub(crate) of: Vec<Option<Known>>,
     /// The writes of a planted bug in a second transaction.
     #[cfg(idem_bugs)]
     pub(super) late: Option<AllHandedIn>,
     /// A planted bug's way to the caller, around the commit.
-    #[cfg(idem_bugs)]
-    pub(super) early: Option<tokio::sync::mpsc::UnboundedSender<StoredResult>>,
+    #[cfg(feature = "bugs")]
+    pub(crate) early: Option<tokio::sync::mpsc::UnboundedSender<StoredResult>>,
 }
 
 impl<'w, S: Store> Answers<'w, S> {
-    pub(super) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
+    pub(crate) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
         Self {
             work,
             final_errors,
@@ -74,7 +91,7 @@ impl<'w, S: Store> Answers<'w, S> {
     }
 
     /// The same for a unit of its own.
-    pub(super) fn apart(&self) -> Self {
+    pub(crate) fn apart(&self) -> Self {
         Self {
             #[cfg(idem_bugs)]
             early: self.early.clone(),
@@ -86,14 +103,14 @@ impl<'w, S: Store> Answers<'w, S> {
     /// others in the unit that has found them.
     pub(super) async fn read<J: Borrow<Item>>(
         &mut self,
-        inner: &Inner<S>,
+        engine: &Engine<S>,
         unit: &mut S::Unit<'_>,
         items: &[J],
         ledger: &Outcomes,
         mut found: Results,
     ) -> Result<(), StoreError> {
         self.of = items.iter().map(|_| None).collect();
-        let seal = inner.seal.as_deref();
+        let seal = engine.seal.as_deref();
         let (mut indexes, mut claims): (Vec<(usize, &Recorded)>, Vec<Claim>) = (Vec::new(), Vec::new());
         for (index, recorded) in ledger.duplicates() {
             let Some(claim) = &Borrow::<Item>::borrow(&items[index]).claim else { continue };
@@ -107,7 +124,7 @@ impl<'w, S: Store> Answers<'w, S> {
         if claims.is_empty() {
             return Ok(());
         }
-        let found = answered(inner.settings.answer_timeout, "reading results", unit.read_results(&claims)).await?;
+        let found = answered(engine.settings.answer_timeout, "reading results", unit.read_results(&claims)).await?;
         one_answer_each(found.len(), claims.len())?;
         for (((index, recorded), claim), kept) in indexes.into_iter().zip(&claims).zip(found) {
             self.of[index] = Some(known(seal, claim, recorded, kept));

@@ -3,15 +3,6 @@
 use std::{borrow::Borrow, future::Future};
 
 use crate::{
-    consumer::{
-        Inner, answers,
-        claim::{claim_all, one_answer_each},
-        identify::Item,
-        kept::known,
-        outcomes::decision,
-        run_once::KeyState,
-        unit::{answered, is_lost, options, session_or_open},
-    },
     error::{ClaimError, ErrorClass, StoreError},
     message::Message,
     names::IdempotencyKey,
@@ -22,49 +13,58 @@ use crate::{
         claim::{Claim, Found},
         unit::UnitOfWork,
     },
+    unit::{
+        answers::{self, KeyState},
+        claim::{claim_all, one_answer_each},
+        decide::decision,
+        engine::Engine,
+        identify::Item,
+        kept::known,
+        session::{answered, is_lost, options, session_or_open},
+    },
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.
 pub(crate) async fn look_up<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
 ) -> (Option<S::Session>, Result<Vec<Option<Decision>>, StoreError>) {
-    let mut session = match session_or_open(inner, session).await {
+    let mut session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let found = look_up_on(inner, &mut session, lane_number, items).await;
+    let found = look_up_on(engine, &mut session, lane_number, items).await;
     (found.is_ok().then_some(session), found)
 }
 
 /// Whether the database can serve a unit: claims a key that no message has, and rolls back. Reading alone would accept
 /// a database that takes no writes, or has lost the table.
 pub(crate) async fn probe<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: Option<S::Session>,
     lane_number: i32,
 ) -> (Option<S::Session>, Result<(), StoreError>) {
-    let mut session = match session_or_open(inner, session).await {
+    let mut session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let probed = probe_on(inner, &mut session, lane_number).await;
+    let probed = probe_on(engine, &mut session, lane_number).await;
     (probed.is_ok().then_some(session), probed)
 }
 
-async fn probe_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, lane_number: i32) -> Result<(), StoreError> {
-    let registered = inner.register(None).await?;
+async fn probe_on<S: Store>(engine: &Engine<S>, session: &mut S::Session, lane_number: i32) -> Result<(), StoreError> {
+    let registered = engine.register(None).await?;
     // The probe's own, so that no two probes wait for each other.
     let key = IdempotencyKey::new(&format!("idem:probe:{}:{lane_number}", registered.run));
-    let hash = inner.hashes.current.hash(&Message::new(""));
+    let hash = engine.hashes.current.hash(&Message::new(""));
     let (Ok(key), Ok(hash), Some(hash_rule)) = (key, hash, registered.hash_rules.first().copied()) else {
         return Ok(());
     };
-    let claim = Claim { scope: registered.scope, key, hash, hash_rule, retention: inner.settings.retention };
-    let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
+    let claim = Claim { scope: registered.scope, key, hash, hash_rule, retention: engine.settings.retention };
+    let limit = engine.settings.answer_timeout;
+    let begin = engine.store.begin(session, options(&engine.settings, registered.run, lane_number));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claimed = async {
         unit.claim(&[claim]).await.or_else(|error| match error {
@@ -73,7 +73,7 @@ async fn probe_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, lane_num
             ClaimError::Held | ClaimError::NoWinner { .. } => Ok(Vec::new()),
         })
     };
-    answered(limit + inner.settings.busy_timeout, "claiming", claimed).await?;
+    answered(limit + engine.settings.busy_timeout, "claiming", claimed).await?;
     answered(limit, "rolling back", unit.rollback()).await
 }
 
@@ -93,34 +93,34 @@ pub(crate) enum Alone<T> {
 /// A store that lets one unit write at a time could not write anything meanwhile, and needs no claim: a unit that ran
 /// the message held the same lock. There `then` runs directly after the look-up.
 pub(crate) async fn alone_with<S: Store, T>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: Option<S::Session>,
     lane_number: i32,
     item: &Item,
     then: impl Future<Output = T> + Send,
 ) -> (Option<S::Session>, Result<Alone<T>, StoreError>) {
-    let mut session = match session_or_open(inner, session).await {
+    let mut session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let done = alone_on(inner, &mut session, lane_number, item, then).await;
+    let done = alone_on(engine, &mut session, lane_number, item, then).await;
     (done.is_ok().then_some(session), done)
 }
 
 async fn alone_on<S: Store, T>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut S::Session,
     lane_number: i32,
     item: &Item,
     then: impl Future<Output = T> + Send,
 ) -> Result<Alone<T>, StoreError> {
-    let registered = inner.register(None).await?;
-    let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number).alone(true));
+    let registered = engine.register(None).await?;
+    let limit = engine.settings.answer_timeout;
+    let begin = engine.store.begin(session, options(&engine.settings, registered.run, lane_number).alone(true));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claims: Vec<Claim> = item.claim.iter().cloned().collect();
     let claim = async {
-        match claim_all::<S>(&mut unit, &claims, |_, rule| inner.rehash(&item.message, rule), None).await {
+        match claim_all::<S>(&mut unit, &claims, |_, rule| engine.rehash(&item.message, rule), None).await {
             Ok(verdicts) => Ok(Some(verdicts)),
             Err(ClaimError::Held) => Ok(None),
             Err(ClaimError::Store(error)) => Err(error),
@@ -131,10 +131,10 @@ async fn alone_on<S: Store, T>(
             }),
         }
     };
-    let claimed = answered(limit + inner.settings.busy_timeout, "claiming", claim).await?;
+    let claimed = answered(limit + engine.settings.busy_timeout, "claiming", claim).await?;
     let decided =
         claimed.as_ref().is_none_or(|verdicts| !verdicts.iter().all(|verdict| matches!(verdict, Verdict::Fresh(_))));
-    if decided || !inner.store.capabilities().waits_per_key {
+    if decided || !engine.store.capabilities().waits_per_key {
         answered(limit, "rolling back", unit.rollback()).await?;
         return Ok(match claimed {
             None => Alone::Held,
@@ -151,18 +151,18 @@ async fn alone_on<S: Store, T>(
 
 /// The decision about a message whose key is recorded, with its result; `None` where it is not. The record is compared as after a
 /// claim.
-pub(super) async fn recorded<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn recorded<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     item: &Item,
 ) -> Result<Option<(Decision, answers::Known)>, StoreError> {
     let Some(claim) = &item.claim else { return Ok(None) };
-    let Some(Found { recorded, result }) = find(inner, session, claim).await? else { return Ok(None) };
-    let verdict = outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule));
+    let Some(Found { recorded, result }) = find(engine, session, claim).await? else { return Ok(None) };
+    let verdict = outcome::compare(claim, recorded, |rule| engine.rehash(&item.message, rule));
     Ok(decision(verdict).map(|decision| {
         // A caller whose payload differs gets no result.
         let result = match &decision {
-            Decision::Duplicate(recorded, _) => known(inner.seal.as_deref(), claim, recorded, result),
+            Decision::Duplicate(recorded, _) => known(engine.seal.as_deref(), claim, recorded, result),
             Decision::Processed(_) | Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => {
                 Err(NotKept::Absent)
             }
@@ -173,48 +173,48 @@ pub(super) async fn recorded<S: Store>(
 
 /// Reads the record of a key, with its result, in one statement where the store can.
 async fn find<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     claim: &Claim,
 ) -> Result<Option<Found>, StoreError> {
     let was_idle = session.is_some();
-    match find_on(inner, session, claim).await {
+    match find_on(engine, session, claim).await {
         // A session that was idle may have lost its server since, or hold a plan that is stale: its first statement shows it.
         Err(error) if was_idle && (is_lost(&error) || error.class() == ErrorClass::RunUnitAgain) => {
-            find_on(inner, session, claim).await
+            find_on(engine, session, claim).await
         }
         found => found,
     }
 }
 
 async fn find_on<S: Store>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     claim: &Claim,
 ) -> Result<Option<Found>, StoreError> {
-    let registered = inner.register(None).await?;
-    let mut own = session_or_open(inner, session.take()).await?;
-    let options = options(&inner.settings, registered.run, ASKS);
-    let looking = inner.store.look_up(&mut own, options, std::slice::from_ref(claim));
-    let found = answered(inner.settings.answer_timeout, "looking a key up", looking).await?;
+    let registered = engine.register(None).await?;
+    let mut own = session_or_open(engine, session.take()).await?;
+    let options = options(&engine.settings, registered.run, ASKS);
+    let looking = engine.store.look_up(&mut own, options, std::slice::from_ref(claim));
+    let found = answered(engine.settings.answer_timeout, "looking a key up", looking).await?;
     one_answer_each(found.len(), 1)?;
     *session = Some(own);
     Ok(found.into_iter().next().flatten())
 }
 
 /// The state of one key. Nothing is left behind.
-pub(super) async fn ask<S: Store>(
-    inner: &Inner<S>,
+pub(crate) async fn ask<S: Store>(
+    engine: &Engine<S>,
     session: &mut Option<S::Session>,
     item: &Item,
 ) -> Result<KeyState, StoreError> {
     let Some(claim) = &item.claim else { return Ok(KeyState::Unknown) };
-    if let Some(Found { recorded, result }) = find(inner, session, claim).await? {
-        let result = known(inner.seal.as_deref(), claim, &recorded, result);
+    if let Some(Found { recorded, result }) = find(engine, session, claim).await? {
+        let result = known(engine.seal.as_deref(), claim, &recorded, result);
         return Ok(KeyState::Done { recorded: Box::new(recorded), result });
     }
-    let mut own = session_or_open(inner, session.take()).await?;
-    let is_free = is_free(inner, &mut own, claim).await?;
+    let mut own = session_or_open(engine, session.take()).await?;
+    let is_free = is_free(engine, &mut own, claim).await?;
     *session = Some(own);
     // Where it was recorded since, the next call reads that.
     Ok(if is_free { KeyState::Unknown } else { KeyState::InProgress })
@@ -222,10 +222,10 @@ pub(super) async fn ask<S: Store>(
 
 /// Whether a key could be claimed. A transaction that holds one shows nothing of it before its commit, but no other can claim
 /// it.
-async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
-    let registered = inner.register(None).await?;
-    let limit = inner.settings.answer_timeout + inner.settings.busy_timeout;
-    let asking = inner.store.is_free(session, options(&inner.settings, registered.run, ASKS).alone(true), claim);
+async fn is_free<S: Store>(engine: &Engine<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
+    let registered = engine.register(None).await?;
+    let limit = engine.settings.answer_timeout + engine.settings.busy_timeout;
+    let asking = engine.store.is_free(session, options(&engine.settings, registered.run, ASKS).alone(true), claim);
     answered(limit, "asking for a key", asking).await
 }
 
@@ -233,14 +233,14 @@ async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &C
 const ASKS: i32 = -1;
 
 async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
-    inner: &Inner<S>,
+    engine: &Engine<S>,
     session: &mut S::Session,
     lane_number: i32,
     items: &[J],
 ) -> Result<Vec<Option<Decision>>, StoreError> {
-    let registered = inner.register(None).await?;
-    let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
+    let registered = engine.register(None).await?;
+    let limit = engine.settings.answer_timeout;
+    let begin = engine.store.begin(session, options(&engine.settings, registered.run, lane_number));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let positions: Vec<usize> = (0..items.len()).filter(|index| items[*index].borrow().claim.is_some()).collect();
     let claims: Vec<Claim> = positions.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
@@ -250,7 +250,7 @@ async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
     let mut decisions: Vec<Option<Decision>> = items.iter().map(|_| None).collect();
     for ((index, claim), recorded) in positions.into_iter().zip(&claims).zip(found) {
         let Some(recorded) = recorded else { continue };
-        let verdict = outcome::compare(claim, recorded, |rule| inner.rehash(&items[index].borrow().message, rule));
+        let verdict = outcome::compare(claim, recorded, |rule| engine.rehash(&items[index].borrow().message, rule));
         decisions[index] = decision(verdict);
     }
     Ok(decisions)

@@ -257,7 +257,7 @@ pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
 }
 
 /// A broker's error with its causes, in one line: DNS, TLS, a throttled account and a full disk are one text otherwise. A
-/// store's goes through `consumer::describe`, because its causes may quote values.
+/// store's goes through `store::describe::one_line`, because its causes may quote values.
 pub(crate) fn with_causes(error: &SourceError) -> String {
     chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -18,13 +18,18 @@ use known::Known;
 use write::Mutant;
 
 /// The sources of mutants: the decisions of the engine.
-const FILES: [&str; 7] = [
+const FILES: [&str; 12] = [
     "idem-core/src/policy*",
     "idem-core/src/outcome*",
+    "idem-core/src/pause*",
+    "idem-core/src/names*",
+    "idem-core/src/names/**",
     "idem-core/src/key*",
     "idem-core/src/key/**",
     "idem-core/src/hash*",
+    "idem-core/src/unit/**",
     "idem-core/src/consumer/**",
+    "idem-core/src/once/**",
     "idem-core/src/worker/**",
 ];
 

@@ -70,7 +70,7 @@ impl fmt::Display for Expiring {
     }
 }
 
-/// When [`Cleanup`] runs, in steps of what size, and how long rows without an expiry of their own are kept.
+/// When [`Cleanup`](crate::Cleanup) runs, in steps of what size, and how long rows without an expiry of their own are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CleanupSettings {
@@ -226,7 +226,7 @@ pub struct LastCleanup {
 }
 
 /// Removes the expired rows of a store, on a connection of its own and with a role that may delete:
-/// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`] runs it.
+/// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`](crate::Cleanup) runs it.
 ///
 /// # Contract
 /// 1. A step is one transaction. It removes only rows that have expired by the database's clock, at most

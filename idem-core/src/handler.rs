@@ -69,7 +69,7 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
 
     /// Runs `function` around each call of this handler, as layers do it in tower: an
     /// `async fn(Next<'_, S>, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form, which
-    /// calls [`Next::run`]. Its writes through `tx` are part of the same transaction. Several are run outermost last.
+    /// calls [`Next::run`](crate::Next::run). Its writes through `tx` are part of the same transaction. Several are run outermost last.
     ///
     /// ```
     /// use idem_core::{Handler, HandlerError, Message, Next, Router, Store, Tx, handler_fn};

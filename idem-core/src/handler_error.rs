@@ -206,7 +206,7 @@ impl fmt::Display for HandlerError {
     }
 }
 
-/// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never
+/// A message of a type for which a [`Router`](crate::Router) has no handler. It is permanent: dead-lettered as `unknown-type`, never
 /// dropped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown message type {}: add a handler for it with Router::on, or one for every other type with Router::fallback", .0.as_deref().map_or("(none)".to_owned(), |t| format!("{t:?}")))]

@@ -16,7 +16,7 @@ use crate::{
     unit::{engine::Tenants, setup::Setup},
 };
 
-/// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
+/// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`](crate::ConsumerSettings) for defaults and limits.
 pub struct DedupConsumerBuilder<S: Store> {
     setup: Setup<S>,
     work: Option<Work<S>>,
@@ -118,7 +118,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Where keys come from. Defaults to [`default_key_source`].
+    /// Where keys come from. Defaults to [`default_key_source`](crate::key::default_key_source).
     #[must_use]
     pub fn key_source(mut self, source: impl KeySource) -> Self {
         self.setup.keys = Arc::new(source);

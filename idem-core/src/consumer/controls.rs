@@ -23,8 +23,8 @@ impl<S: Store> DedupConsumer<S> {
     }
 
     /// Whether any call of the handler so far has taken the connection of its transaction, published an event or set a result;
-    /// `None` where none has gone well yet. With [`Effects::InTransaction`](crate::Effects::InTransaction), `Some(false)` means that whatever the handler does,
-    /// idem does not cover it.
+    /// `None` where none has gone well yet. With [`Effects::InTransaction`](crate::Effects::InTransaction), `Some(false)` means that
+    /// whatever the handler does, idem does not cover it.
     #[must_use]
     pub fn uses_transaction(&self) -> Option<bool> {
         self.engine.transaction_use.seen()

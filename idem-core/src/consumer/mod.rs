@@ -95,7 +95,7 @@ impl<S: Store> DedupConsumer<S> {
     /// # Errors
     /// Only where the consumer could not be registered, which [`start`](Self::start) does before; the fate of single
     /// messages is in their decisions. A database that is down is the [failure](crate::Failure) of every message that it
-    /// could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure). On an error the messages are not given
+    /// could not serve, of class [`Infrastructure`](crate::ErrorClass::Infrastructure). On an error the messages are not given
     /// back: they come again from the broker.
     ///
     /// # Cancel safety

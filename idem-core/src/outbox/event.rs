@@ -252,7 +252,7 @@ pub enum PublishError {
         /// The limit in bytes.
         max: usize,
     },
-    /// The reference of a result is longer than [`REFERENCE_BYTES_MAX`](super::REFERENCE_BYTES_MAX).
+    /// The reference of a result is longer than [`REFERENCE_BYTES_MAX`](crate::results::REFERENCE_BYTES_MAX).
     #[error(
         "the reference of the result has {bytes} bytes, and {REFERENCE_BYTES_MAX} are allowed: leave it out, or use a shorter one"
     )]

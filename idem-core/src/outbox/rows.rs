@@ -266,7 +266,7 @@ pub struct LeaseRequest<'r> {
     pub relay: &'r str,
     /// For how long it asks.
     pub time: Duration,
-    /// How long the destination's receivers recognise a copy, by this relay's [route](super::Route::receiver_keeps). The commands of
+    /// How long the destination's receivers recognise a copy, by this relay's [route](crate::relay::Route::receiver_keeps). The commands of
     /// an operator go by the last one.
     pub receiver_keeps: Duration,
     /// What the destination takes, as this relay's publisher knows. Workers go by the last one.

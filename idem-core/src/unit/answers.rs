@@ -28,7 +28,7 @@ use crate::{
 /// The result of one message, where its operation is done.
 pub(crate) type Known = Result<StoredResult, NotKept>;
 
-/// The state of a key's operation: see [`RunOnce::ask`].
+/// The state of a key's operation: see [`RunOnce::ask`](crate::RunOnce::ask).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum KeyState {

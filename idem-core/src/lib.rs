@@ -2,7 +2,7 @@
 // The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
 #![warn(clippy::iter_over_hash_type)]
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 pub mod bugs;
 #[cfg(not(idem_bugs))]
 mod bugs;

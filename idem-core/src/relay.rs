@@ -31,7 +31,7 @@ pub use self::{
     state::{RelayStanding, RelayView, Relayed},
 };
 use crate::{
-    error::{ErrorClass, StoreError},
+    error::{ErrorClass, StoreError, chain},
     outbox::rows::Outbox,
     relay::{carrier::Carrier, state::State},
     spawn,
@@ -261,7 +261,7 @@ fn is_refused(error: &StoreError) -> bool {
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     const CHARS_MAX: usize = 500;
     let mut texts: Vec<String> = Vec::new();
-    for link in crate::error::chain(error) {
+    for link in chain(error) {
         let text = link.to_string();
         if texts.last().is_none_or(|before| !before.ends_with(&text)) {
             texts.push(text);

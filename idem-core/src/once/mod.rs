@@ -11,7 +11,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 use crate::bugs::{self, Bug};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
@@ -433,7 +433,7 @@ impl<S: Store> RunOnce<S> {
         let calls = Arc::clone(&self.calls);
         // Asked for here, after the wait for a connection, which may be a long one.
         let pause = self.calls.gate.pause();
-        #[cfg(feature = "bugs")]
+        #[cfg(idem_bugs)]
         let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
         let ended = spawn::finished(async move {
             let expected = calls.expected(&item);
@@ -445,7 +445,7 @@ impl<S: Store> RunOnce<S> {
                 (None, None) => {
                     let work = OfCall(work);
                     let mut answers = Answers::new(Some(&work), calls.final_errors);
-                    #[cfg(feature = "bugs")]
+                    #[cfg(idem_bugs)]
                     {
                         answers.early = Some(early);
                     }

@@ -13,7 +13,10 @@ use crate::{
     names::{OrderingKey, ScopeId},
     outcome::{Decision, Failure},
     policy::{self, Action, Known, Seen},
-    store::{Store, describe::one_line},
+    store::{
+        Store,
+        describe::{code, one_line},
+    },
     unit::{
         answers::{self, Answers},
         engine::Engine,
@@ -239,6 +242,6 @@ pub(crate) async fn decide_one<S: Store>(
 }
 
 pub(crate) fn store_failure<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::store::describe::one_line::<S>(error));
-    failure.with_code(crate::store::describe::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, one_line::<S>(error));
+    failure.with_code(code::<S>(error))
 }

@@ -72,7 +72,7 @@ pub(crate) struct Answers<'w, S: Store> {
     #[cfg(idem_bugs)]
     pub(super) late: Option<AllHandedIn>,
     /// A planted bug's way to the caller, around the commit.
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     pub(crate) early: Option<tokio::sync::mpsc::UnboundedSender<StoredResult>>,
 }
 

@@ -10,7 +10,11 @@ use crate::{
     outbox::rows::{AppendError, Appended, NewEvent},
     outcome::Failure,
     results::{encrypt::OfRecord, rows::NewResult},
-    store::{Store, unit::UnitOfWork},
+    store::{
+        Store,
+        describe::{code, one_line},
+        unit::UnitOfWork,
+    },
     unit::{
         destinations::fits,
         engine::Engine,
@@ -120,8 +124,7 @@ fn failed<S: Store>(error: StoreError, messages: &[usize]) -> HandlingError {
     match error.class() {
         class @ (ErrorClass::Permanent | ErrorClass::Transient) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, crate::store::describe::one_line::<S>(&error))
-                .with_code(crate::store::describe::code::<S>(&error));
+            let failure = Failure::new(class, reason, one_line::<S>(&error)).with_code(code::<S>(&error));
             let failed = messages.iter().map(|index| (*index, failure.clone_text())).collect();
             HandlingError::Handlers { failed, left: TransactionState::Clean }
         }

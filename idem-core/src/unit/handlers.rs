@@ -27,7 +27,12 @@ use crate::{
     },
     outcome::{Failure, Ticket},
     results::result::ResultBody,
-    store::{Store, tx::Tx, unit::UnitOfWork},
+    store::{
+        Store,
+        describe::{code, one_line},
+        tx::Tx,
+        unit::UnitOfWork,
+    },
     telemetry::spans,
     unit::{engine::Engine, identify::Item, session::inject},
 };
@@ -357,8 +362,8 @@ fn late(deadline: Duration) -> Failure {
 }
 
 pub(super) fn unsealed<S: Store>(error: &StoreError) -> Failure {
-    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, crate::store::describe::one_line::<S>(error));
-    failure.with_code(crate::store::describe::code::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, one_line::<S>(error));
+    failure.with_code(code::<S>(error))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::{
     message::{Identity, Message, UNREADABLE_HEADERS},
     names::{ConsumerName, HashRuleId, IdempotencyKey, ScopeId, Tenant},
     outcome::Failure,
-    store::{Store, claim::Claim},
+    store::{Store, claim::Claim, describe::one_line},
     unit::engine::{Engine, Tenants},
 };
 
@@ -93,11 +93,7 @@ impl<S: Store> Engine<S> {
         let (scope, hash_rule) = match self.interned(&tenant).await {
             Ok(interned) => interned,
             Err(error) => {
-                let failure = Failure::new(
-                    error.class(),
-                    Reason::AttemptsExhausted,
-                    crate::store::describe::one_line::<S>(&error),
-                );
+                let failure = Failure::new(error.class(), Reason::AttemptsExhausted, one_line::<S>(&error));
                 return Err(Rejected { message, key: Some(key), failure });
             }
         };

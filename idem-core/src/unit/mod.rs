@@ -14,7 +14,7 @@ pub(crate) mod identify;
 pub(crate) mod kept;
 pub(crate) mod lookup;
 pub(crate) mod open;
-#[cfg(feature = "bugs")]
+#[cfg(idem_bugs)]
 mod planted;
 mod registration;
 pub(crate) mod run;

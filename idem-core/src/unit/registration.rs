@@ -178,7 +178,7 @@ impl<S: Store> Engine<S> {
     }
 }
 
-/// Only a row that a release before numbers followed from names has written may come back with another number.
+/// Two names may share their first number, so a name that comes back after the other one may have another number (J63).
 fn check_number(consumer: &ConsumerName, known: Option<ScopeId>, now: ScopeId) -> Result<(), StoreError> {
     match known {
         Some(known) if known != now => Err(StoreError::refused(

@@ -16,7 +16,12 @@ use crate::{
     outbox::collect::HandedIn,
     outcome::{self, Decision, Failure, Ticket, Verdict},
     results::result::ResultBody,
-    store::{Store, claim::Claim, unit::UnitOfWork},
+    store::{
+        Store,
+        claim::Claim,
+        describe::{code, one_line},
+        unit::UnitOfWork,
+    },
     telemetry::spans,
     unit::{
         answers::Answers,
@@ -184,7 +189,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
     let ended = handle_and_commit(engine, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
-    #[cfg(feature = "bugs")]
+    #[cfg(idem_bugs)]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
         ended.ok();
         return match crate::unit::planted::in_second_unit(engine, session, items, late, (answers, &fold)).await {
@@ -310,8 +315,7 @@ impl Spoilt {
         let failure = match self.noted {
             Some(noted) => engine.failure(noted),
             None => {
-                Failure::new(ErrorClass::Permanent, Reason::Permanent, crate::store::describe::one_line::<S>(error))
-                    .with_code(crate::store::describe::code::<S>(error))
+                Failure::new(ErrorClass::Permanent, Reason::Permanent, one_line::<S>(error)).with_code(code::<S>(error))
             }
         };
         match self.declined {
@@ -526,8 +530,7 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
         ErrorClass::Infrastructure | ErrorClass::Fatal => End::StoreFailed(error),
         class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let failure = Failure::new(class, reason, crate::store::describe::one_line::<S>(&error))
-                .with_code(crate::store::describe::code::<S>(&error));
+            let failure = Failure::new(class, reason, one_line::<S>(&error)).with_code(code::<S>(&error));
             let failed = fresh.iter().map(|index| (*index, failure.clone_text()));
             alone_or_isolated(failed.collect(), items)
         }

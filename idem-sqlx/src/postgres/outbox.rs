@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, results::NewResult};
-use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
+use idem_sql::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, results::NewResult};
-use idem_schema::{Appending, EventColumns, PlainWriter, PublishPlainError, Row};
+use idem_sql::{Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::SqliteConnection;
 
 use super::{

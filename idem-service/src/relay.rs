@@ -7,8 +7,7 @@ pub(crate) mod standing;
 #[cfg(feature = "webhooks")]
 mod webhook;
 
-use idem_core::{BoxError, Destination, Route, relay::Relayed};
-use serde::Serialize;
+use idem_core::{BoxError, Destination, Route};
 
 pub use self::alone::relay;
 use crate::{

@@ -1,6 +1,6 @@
 //! [`Standing`]: how a destination is shown.
 
-use idem_core::outbox::Relayed;
+use idem_core::relay::Relayed;
 use serde::Serialize;
 
 /// A destination in the JSON of `/readyz`.

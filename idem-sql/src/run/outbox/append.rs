@@ -8,7 +8,7 @@ use std::{
 };
 
 use idem_core::{
-    ErrorClass, StoreError,
+    StoreError,
     outbox::{AppendError, Appended, NewEvent},
     results::NewResult,
 };

@@ -23,7 +23,7 @@ use crate::{
         rounds::Rounds,
         settings::{RelaySettings, Route},
         state::{Line, RelayStanding, State},
-        unconfirmed::{TOLD_MAX, Told, Unconfirmed},
+        unconfirmed::{TOLD_EVERY, TOLD_MAX, Told, Unconfirmed},
     },
     retry::RetryPolicy,
 };
@@ -46,9 +46,6 @@ const BUSY: usize = 20;
 
 /// How long one step may go on with rounds. An ordering key with many events delays the others for this long at most.
 const ROUNDS_MAX: Duration = Duration::from_millis(500);
-
-/// How often the log repeats why the destination receives nothing.
-pub(super) const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// The same for events that wait for a person.
 const FAILURES_TOLD_EVERY: Duration = Duration::from_secs(1);

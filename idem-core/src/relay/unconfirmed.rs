@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::relay::carrier::TOLD_EVERY;
+/// How often the log repeats why the destination receives nothing.
+pub(super) const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// How many errors the log names within [`TOLD_EVERY`], of as many endpoints.
 pub(super) const TOLD_MAX: usize = 10;

@@ -30,7 +30,7 @@ impl<S: Store, B: Source> fmt::Debug for WorkerBuilder<S, B> {
     }
 }
 
-macro_rules! setters {
+macro_rules! worker_settings {
     ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {$(
         $(#[$doc])*
         #[must_use]
@@ -46,7 +46,7 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         Self { consumer, source, publisher: None, relay: None, settings: WorkerSettings::default() }
     }
 
-    setters! {
+    worker_settings! {
         /// How many messages one unit holds at most.
         batch: usize,
         /// How many messages are received and not yet settled at most.

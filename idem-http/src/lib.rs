@@ -1,8 +1,6 @@
 #![doc = include_str!("lib.md")]
 
-#[cfg(feature = "client")]
-pub mod client;
-#[cfg(any(feature = "client", feature = "server"))]
+#[cfg(feature = "server")]
 mod date;
 #[cfg(feature = "inbound")]
 pub mod inbound;
@@ -15,20 +13,13 @@ mod service;
 
 pub use idem_core as core;
 
-/// The header that says how often a client has sent a request, from 1. [`client`] sends it to servers that run idem, so that the
-/// repeat is looked up at once by an instance that has not had its key before. It is a hint, and decides nothing.
-#[cfg(any(feature = "client", feature = "server"))]
+/// The header that says how often a client has sent a request, from 1. The client of `idem-http-client` sends it, so that the repeat is
+/// looked up at once by an instance that has not had its key before. It is a hint, and decides nothing.
+#[cfg(feature = "server")]
 pub const ATTEMPT_HEADER: http::HeaderName = http::HeaderName::from_static("idempotency-attempt");
 
 #[cfg(feature = "server")]
 pub use self::server::*;
-
-/// The programs in the guide compile.
-#[cfg(all(doctest, feature = "client", feature = "reqwest"))]
-mod guide_of_the_client {
-    #[doc = include_str!("../../docs/guide/http-client.md")]
-    struct HttpClient;
-}
 
 /// The programs in the guide compile.
 #[cfg(all(doctest, feature = "server"))]

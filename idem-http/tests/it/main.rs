@@ -8,13 +8,11 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
-#[cfg(all(feature = "client", feature = "reqwest"))]
-mod client;
 #[cfg(all(feature = "inbound", feature = "reqwest"))]
 mod inbound;
 #[cfg(feature = "server")]
 mod server;
-#[cfg(all(feature = "server", feature = "client", feature = "inbound", feature = "reqwest"))]
+#[cfg(all(feature = "server", feature = "inbound", feature = "reqwest"))]
 mod together;
 
 /// A client of HTTP for tests: no proxy, and no tries of its own.

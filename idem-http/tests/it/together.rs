@@ -12,10 +12,8 @@ use axum::{
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use idem_core::HandlerError;
-use idem_http::{
-    HashSecret, Idem, Idempotency, StepError,
-    client::{Ended, IdempotentClient, Intent, Profile, Refusal, Reqwest, Retries},
-};
+use idem_http::{HashSecret, Idem, Idempotency, StepError};
+use idem_http_client::{Ended, IdempotentClient, Intent, Profile, Refusal, Reqwest, Retries};
 use idem_sqlx::PostgresStore;
 use tokio::{net::TcpListener, sync::watch};
 use tower::util::MapRequest;

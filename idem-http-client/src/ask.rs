@@ -91,7 +91,7 @@ mod tests {
     use idem_core::IdempotencyKey;
 
     use super::*;
-    use crate::client::{Intent, Profile};
+    use crate::{Intent, Profile};
 
     #[test]
     fn it_is_asked_with_the_credentials_of_the_request_and_without_its_body() {

@@ -71,7 +71,7 @@ pub(crate) struct Provider {
 #[derive(Clone)]
 pub(crate) struct InProcess(Arc<State>);
 
-impl tower::Service<Request<Bytes>> for InProcess {
+impl tower_service::Service<Request<Bytes>> for InProcess {
     type Response = Response<Body>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;

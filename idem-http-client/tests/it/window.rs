@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use idem_http::client::{Ended, Intent, KeyPlace, Profile, Retries, Undecided};
+use idem_http_client::{Ended, Intent, KeyPlace, Profile, Retries, Undecided};
 
 use super::{
     ends::{HOUR, client, in_doubt, request, sent},

@@ -1,0 +1,21 @@
+//! The client against a provider that answers as badly as a test asks.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "anything unexpected in a test is a failure"
+)]
+#![cfg(feature = "reqwest")]
+
+mod ends;
+mod provider;
+mod window;
+
+/// The settings of a client of HTTP: no proxy.
+fn http_settings() -> reqwest::ClientBuilder {
+    // Another test was first, or this one is.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy()
+}

@@ -2,21 +2,20 @@
 
 mod outbox;
 mod request;
+pub(crate) mod shared;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use idem_core::{Reason, dead_letter::Fingerprint};
 use idem_sql::SchemaName;
 
+use self::shared::{Limit, Yes, why};
 pub(crate) use self::{
     outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents},
     request::{Named, OfRequest},
 };
-use crate::{
-    commands::new::{BrokerKind, StoreKind},
-    spans,
-};
+use crate::spans;
 
 /// The operator's commands for idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
 ///
@@ -123,10 +122,6 @@ fn group(text: &str) -> Result<String, String> {
     }
 }
 
-fn why(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() { Err("say why: it stands in the audit trail".to_owned()) } else { Ok(text.to_owned()) }
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make the folder of a new worker: program, test, settings, image, compose file, CI, alerts, dashboard
@@ -179,6 +174,21 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+/// Which broker the worker consumes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BrokerKind {
+    Kafka,
+    Rabbitmq,
+    Sqs,
+}
+
+/// Where the worker writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StoreKind {
+    Postgres,
+    Sqlite,
 }
 
 #[derive(Debug, Args)]
@@ -507,18 +517,4 @@ pub(crate) enum Format {
     Text,
     /// As --json
     Json,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Limit {
-    /// How many at most
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
-    pub(crate) limit: i64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Yes {
-    /// Do it without asking
-    #[arg(long)]
-    pub(crate) yes: bool,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use idem_core::outbox::{EventName, EventState};
 
-use super::{Limit, Yes, why};
+use super::shared::{Limit, Yes, why};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Outbox {

@@ -6,7 +6,7 @@ pub(crate) mod groups;
 use idem_core::Reason;
 
 use crate::{
-    command_line::{DeadLetters, Limit, Replay, Which},
+    command_line::{DeadLetters, Replay, Which, shared::Limit},
     commands::{
         forget::{self, check_time},
         show,

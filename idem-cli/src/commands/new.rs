@@ -7,24 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::ValueEnum;
-
 use crate::{command_line::New, exit::Failure, report::Report};
-
-/// Which broker the worker consumes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BrokerKind {
-    Kafka,
-    Rabbitmq,
-    Sqs,
-}
-
-/// Where the worker writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StoreKind {
-    Postgres,
-    Sqlite,
-}
 
 /// Names that cargo refuses, or that a program cannot have beside its dependencies.
 const TAKEN: [&str; 10] = ["build", "core", "deps", "examples", "incremental", "serde", "sqlx", "std", "test", "tokio"];

@@ -1,10 +1,11 @@
 //! `idem outbox`: questions, refusals and reports are the same on every database; the statements are the database's.
 
+pub(crate) mod events;
 mod findings;
 mod list;
 mod postgres;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     Store as _,
@@ -24,7 +25,10 @@ use crate::{
     report::{Report, Row, Table},
 };
 
-use self::list::unknown;
+use self::{
+    events::Events,
+    list::{number, unknown},
+};
 pub(crate) use self::{
     findings::findings,
     list::list,
@@ -40,37 +44,6 @@ pub(crate) async fn run(target: &Target, command: Outbox) -> Result<Report, Fail
 }
 
 pub(crate) const NO_OUTBOX: &str = "this database has no outbox: run `idem migrate up`";
-
-/// The statements of a database, each with its line in the audit trail.
-pub(crate) trait Events {
-    /// Those that exist among these: `number`, `key`, `destination`, `state` (by its number), `set_aside` (a relay found it stale),
-    /// `first_sent_ago` and `receiver_keeps` in microseconds or NULL, `in_hand` and `may_be_sent`.
-    fn found(&mut self, events: &[EventName]) -> impl Future<Output = Result<Table, Failure>>;
-
-    /// `number` and `key` of those that have failed for a destination; `None` where there is no such destination.
-    fn failed(&mut self, destination: &str) -> impl Future<Output = Result<Option<Table>, Failure>>;
-
-    /// Notes that an event is read; answers how many there are.
-    fn note_read(&mut self, event: &EventName, called: &str) -> impl Future<Output = Result<i64, Failure>>;
-
-    fn described(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
-
-    /// `payload`, in hexadecimal digits, and `headers`.
-    fn content(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
-
-    /// Lets them go; where stale ones are meant, the time for which their receivers know a copy begins anew.
-    fn retry(&mut self, events: &[EventName], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
-
-    fn skip(&mut self, events: &[EventName], because: &str) -> impl Future<Output = Result<i64, Failure>>;
-
-    /// Answers how many destinations there are of this name.
-    fn pause(&mut self, destination: &str, reason: &str) -> impl Future<Output = Result<i64, Failure>>;
-
-    /// `destination` and `because` of those that are paused, as the trail has it.
-    fn paused(&mut self) -> impl Future<Output = Result<Table, Failure>>;
-
-    fn resume(&mut self, destination: &str) -> impl Future<Output = Result<i64, Failure>>;
-}
 
 /// The actions on events and destinations, on any database.
 pub(crate) async fn run_on(mut events: impl Events, command: Outbox) -> Result<Report, Failure> {
@@ -224,9 +197,4 @@ async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Fa
 /// Whether a column says yes, which is a number on SQLite.
 fn is_set(row: &Row, column: &str) -> bool {
     row.get(column).as_bool() == Some(true) || row.number(column) == 1
-}
-
-/// A count as people read it.
-fn number(count: impl TryInto<i64>) -> String {
-    thousands(count.try_into().unwrap_or(i64::MAX))
 }

@@ -1,7 +1,7 @@
 //! `idem stuck`.
 
 use crate::{
-    command_line::Limit,
+    command_line::shared::Limit,
     commands::dead_letters::accept_loss::HELD,
     database::{Bind, Database},
     exit::Failure,

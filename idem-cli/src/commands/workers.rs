@@ -1,7 +1,7 @@
 //! `idem workers`.
 
 use crate::{
-    command_line::Limit,
+    command_line::shared::Limit,
     database::{Bind, Database},
     exit::Failure,
     report::Report,

@@ -2,7 +2,7 @@
 
 use super::file::{Bind, File};
 use crate::{
-    command_line::{Consumers, Limit},
+    command_line::{Consumers, shared::Limit},
     commands::{consumers, dead_letters::accept_loss::HELD, stuck},
     confirm::confirm,
     exit::Failure,

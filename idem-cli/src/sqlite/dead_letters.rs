@@ -8,7 +8,7 @@ use super::{
     only_on_postgres,
 };
 use crate::{
-    command_line::{AcceptLoss, DeadLetters, Groups, Limit, Replay, Which},
+    command_line::{AcceptLoss, DeadLetters, Groups, Replay, Which, shared::Limit},
     commands::{
         dead_letters::{self, accept_loss},
         show,

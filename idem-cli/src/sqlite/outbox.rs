@@ -5,7 +5,7 @@ use idem_sql::retried_on_sqlite;
 use serde_json::{Value, json};
 
 use super::file::{Bind, File};
-use crate::{commands::outbox::Events, exit::Failure, report::Table};
+use crate::{commands::outbox::events::Events, exit::Failure, report::Table};
 
 /// The events `o` that are named. Parameter: 1 a JSON array of their numbers and keys.
 const NAMED: &str = "(o.number, o.event_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))";

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use super::{BrokerKind, StoreKind};
-use crate::command_line::New;
+use crate::command_line::{BrokerKind, New, StoreKind};
 
 const MANIFEST: &str = include_str!("../../../templates/manifest.toml");
 const MAIN_POSTGRES: &str = include_str!("../../../templates/main.postgres.rs");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::command_line::{BrokerKind, StoreKind};
 
 fn refusal(name: &str) -> String {
     check(name).err().map(|failure| format!("{failure:?}")).unwrap_or_default()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::outbox::OutboxBacklog;
 
-use super::{list::span, number};
+use super::list::{number, span};
 use crate::report::{Row, Table};
 
 /// An event that may go and is older has been waiting: a relay looks every second.

@@ -8,9 +8,10 @@ use idem_core::{
 };
 use serde_json::Value;
 
-use super::{Events, number};
+use super::events::Events;
 use crate::{
-    command_line::Limit,
+    command_line::shared::Limit,
+    commands::dead_letters::thousands,
     exit::Failure,
     report::{Report, Row, Table},
 };
@@ -104,4 +105,9 @@ fn until(at: SystemTime) -> Option<Duration> {
 /// A span as people say it.
 pub(super) fn span(span: Duration) -> String {
     Roughly(span).to_string()
+}
+
+/// A count as people read it.
+pub(super) fn number(count: impl TryInto<i64>) -> String {
+    thousands(count.try_into().unwrap_or(i64::MAX))
 }

@@ -2,7 +2,7 @@
 
 use idem_core::outbox::{EventName, UNDER_WAY};
 
-use super::Events;
+use super::events::Events;
 use crate::{
     database::{Bind, Database},
     exit::Failure,

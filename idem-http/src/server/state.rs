@@ -117,7 +117,7 @@ impl<S: Store> Idempotency<S> {
         self.0.flights.none_left().await;
     }
 
-    /// Whether the fingerprints of new records are made with a [secret](IdempotencyBuilder::hash_secret).
+    /// Whether the fingerprints of new records are made with a [secret](crate::IdempotencyBuilder::hash_secret).
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         matches!(self.0.hashings.first(), Some(Hashing::Keyed(_)))

@@ -9,18 +9,18 @@ use crate::text::{dialect::Dialect, name::SchemaName, postgres::PostgresStatemen
 /// One step of the schema, with the way back.
 ///
 /// # Contract of the runner
-/// [`Migrator`] is the one that stores use; it is written down for scripts.
+/// [`Migrator`](crate::Migrator) is the one that stores use; it is written down for scripts.
 ///
 /// 1. Each migration runs in one transaction of its own, together with its row in `migrations`. In PostgreSQL that
 ///    transaction first runs [`MigrationStatements::bootstrap`], again where another runner makes the same table meanwhile
 ///    (23505, 42P06, 42P07), and then takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
 ///    transaction mode loses a session's locks. In SQLite it begins with `BEGIN IMMEDIATE`.
 /// 2. Under the lock it reads [`MigrationStatements::applied`] again and asks
-///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build may work on. So
+///    [`pending_migrations`](crate::pending_migrations), which refuses a changed checksum and a schema that is newer than this build may work on. So
 ///    two runners at once apply each migration once. It must run at READ COMMITTED, to see the migration that the lock
 ///    waited for.
 /// 3. The texts hold several statements: send them by the simple protocol. They end no transaction and change no setting.
-/// 4. Down migrations run one at a time, the newest first ([`version_to_revert`]). That of 0001 raises while
+/// 4. Down migrations run one at a time, the newest first ([`version_to_revert`](crate::version_to_revert)). That of 0001 raises while
 ///    `processed_messages` holds a record, and nothing overrides it: emptying the table is the operator's act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

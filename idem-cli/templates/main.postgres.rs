@@ -1,7 +1,6 @@
 use std::process::ExitCode;
 
-use idem_service::idem_core::{HandlerError, Message, Tx, json_fn};
-use idem_service::{Effects, Handlers, Service, @IMPORTS@};
+use idem_service::prelude::*;
 
 const TABLES: &str = "CREATE TABLE IF NOT EXISTS customers (
     customer text PRIMARY KEY, cents bigint NOT NULL)";
@@ -28,9 +27,9 @@ async fn buy(
 }
 
 fn main() -> ExitCode {
-    Service::new("@NAME@", Effects::InTransaction)
-        .postgres(Handlers::new(json_fn(buy)).tables(TABLES))
-        .run::<@BROKER@>()
+    Service::<@BROKER@, PostgresStore>::new("@NAME@", Effects::InTransaction, json_fn(buy))
+        .tables(TABLES)
+        .run()
 }
 
 #[cfg(test)]

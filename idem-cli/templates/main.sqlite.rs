@@ -1,7 +1,6 @@
 use std::process::ExitCode;
 
-use idem_service::idem_core::{HandlerError, Message, Tx, json_fn};
-use idem_service::{Effects, Handlers, Service, @IMPORTS@};
+use idem_service::prelude::*;
 
 const TABLES: &str = "CREATE TABLE IF NOT EXISTS customers (
     customer TEXT PRIMARY KEY, cents INTEGER NOT NULL) STRICT";
@@ -28,9 +27,9 @@ async fn buy(
 }
 
 fn main() -> ExitCode {
-    Service::new("@NAME@", Effects::InTransaction)
-        .sqlite(Handlers::new(json_fn(buy)).tables(TABLES))
-        .run::<@BROKER@>()
+    Service::<@BROKER@, SqliteStore>::new("@NAME@", Effects::InTransaction, json_fn(buy))
+        .tables(TABLES)
+        .run()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Workers on RabbitMQ: its flags, and the source that they make.
 
 use std::{
+    ffi::OsString,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -12,12 +13,16 @@ use idem_core::{BoxError, ConfigError};
 
 use crate::{
     broker::{self, Broker, Built, Events, Own},
+    database::Database,
+    exit::Exit,
+    program::Program,
     relay::parts::AmqpPart,
+    service::Parts,
     settings, spans,
     worker_flags::WorkerFlags,
 };
 
-/// RabbitMQ, as its flags: `Service::run::<Amqp>()`.
+/// RabbitMQ, as its flags: `Service::<Amqp, _>`.
 #[derive(clap::Args)]
 #[command(next_help_heading = "RabbitMQ")]
 pub struct Amqp {
@@ -148,6 +153,10 @@ impl Broker for Amqp {
         }
         let events = Some(events(options.clone()));
         Ok(Built { events, ..Built::new(options.build().map_err(refused)?).publisher(publisher) })
+    }
+
+    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        D::run_on_amqp(program, arguments)
     }
 }
 

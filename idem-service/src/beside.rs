@@ -29,11 +29,11 @@ impl fmt::Debug for Beside {
 }
 
 impl Beside {
-    pub(crate) fn publishes_to(&mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) {
+    pub(crate) fn publish_to(&mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) {
         self.destinations.extend(destinations.into_iter().map(Into::into));
     }
 
-    pub(crate) fn relays(&mut self, route: Route) {
+    pub(crate) fn relay(&mut self, route: Route) {
         self.relayed.push(route);
     }
 

@@ -1,14 +1,16 @@
 //! The part that a broker adds to a worker: its flags, and the source that they make.
 
-use std::{fmt, future::Future, sync::Arc};
+use std::{ffi::OsString, fmt, future::Future, sync::Arc};
 
 use idem_core::{
     BoxError, Publisher, Source,
     outbox::{CloudEvents, EventPublisher},
 };
 
-/// A broker, as its flags: `#[derive(clap::Args)]` on a struct of them. A worker on it is
-/// [`Service::run`](crate::Service::run).
+use crate::{database::Database, exit::Exit, program::Program, run, service::Parts};
+
+/// A broker, as its flags: `#[derive(clap::Args)]` on a struct of them. A worker on it is a
+/// [`Service<Self, _>`](crate::Service).
 ///
 /// A flag with `hide_env_values = true` may hold a secret: its value is in no message and no log.
 ///
@@ -72,6 +74,13 @@ pub trait Broker: clap::Args + Send + 'static {
     fn partitions(source: &Self::Source) -> Option<Vec<Lag>> {
         let _ = source;
         None
+    }
+
+    /// Runs a worker. For this crate, which has compiled it for its own brokers and databases; another's is compiled where
+    /// the worker is.
+    #[doc(hidden)]
+    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        run::run::<Self, D>(program, arguments)
     }
 }
 

@@ -2,12 +2,9 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{
-    ArgMatches, Args as _, Command, FromArgMatches as _, builder::PossibleValuesParser, error::ErrorKind,
-    parser::ValueSource,
-};
+use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
 
-use crate::{broker::Broker, config, kinds::Kind, refusal, settings::Settings, values::has_password, variables};
+use crate::{broker::Broker, config, refusal, settings::Settings, values::has_password, variables};
 
 /// A worker's command line, read.
 #[derive(Debug)]
@@ -26,6 +23,22 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) foreign: Vec<String>,
 }
 
+/// The application's own settings.
+pub(crate) struct Own<F> {
+    /// Adds their flags.
+    pub(crate) flags: fn(Command) -> Command,
+    /// Reads their values.
+    pub(crate) read: F,
+}
+
+/// Of an application without settings of its own.
+#[cfg(test)]
+impl Own<fn(&ArgMatches) -> Result<(), clap::Error>> {
+    pub(crate) fn none() -> Self {
+        Self { flags: |command| command, read: |_| Ok(()) }
+    }
+}
+
 /// The end of a command line that starts no worker.
 #[derive(Debug)]
 pub(crate) enum Stop {
@@ -37,19 +50,19 @@ pub(crate) enum Stop {
 
 /// Reads `arguments`, whose first is the program's name, the variables that flags have, and the file that one of them
 /// names. `variables` are the names of all that are set.
-pub(crate) fn read<B: Broker, A: clap::Args>(
+pub(crate) fn read<B: Broker, A>(
     name: &'static str,
     version: &'static str,
-    kinds: &[Kind],
+    own: Own<impl FnOnce(&ArgMatches) -> Result<A, clap::Error>>,
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
 ) -> Result<CommandLine<B, A>, Stop> {
-    let mut command = command::<B, A>(name, version, kinds);
+    let mut command = command::<B>(name, version, own.flags);
     let (matches, foreign) = matches(&mut command, B::VARIABLES, arguments, variables)?;
     let refused = |error| Stop::Refused(refusal::line(&error, &command));
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
-    let own = A::from_arg_matches(&matches).map_err(refused)?;
+    let own = (own.read)(&matches).map_err(refused)?;
     let secrets = secrets(&command, &matches, settings.flags.key_secret_file.clone());
     let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
     Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
@@ -95,15 +108,11 @@ pub(crate) fn secrets(
     config.into_iter().chain(key_secret.map(|file| (file, "--key-secret-file"))).collect()
 }
 
-fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {
+fn command<B: Broker>(name: &'static str, version: &'static str, own: fn(Command) -> Command) -> Command {
     // The broker's flags and the application's first: readers look for those.
     let brokers = B::augment_args(Command::new(name).version(version));
-    let own = A::augment_args(brokers.next_help_heading("Application"));
+    let own = own(brokers.next_help_heading("Application"));
     let command = Settings::augment_args(own.next_help_heading("Worker").arg(config::flag()));
-    let mut clients: Vec<&'static str> = kinds.iter().map(|kind| kind.client).collect();
-    clients.sort_unstable();
-    clients.dedup();
-    let command = command.mut_arg("store", |flag| flag.value_parser(PossibleValuesParser::new(clients)));
     // Otherwise clap takes the documentation of the structs that hold the flags.
     command.about("Consumes messages; their handlers' writes are committed exactly once").long_about(None)
 }

@@ -1,4 +1,46 @@
-//! The stores that a worker runs on: opens the one that the settings name, and prepares its tables where that is asked for.
+//! The databases that a worker runs on: opens the one that the settings name, and prepares its tables where that is asked for.
+
+/// The engine on each broker of this crate, compiled here: the trait's own would be compiled in each application.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "tokio-postgres"))]
+macro_rules! compiled_here {
+    () => {
+        #[cfg(feature = "kafka")]
+        #[inline(never)]
+        fn run_on_kafka(
+            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            arguments: Vec<std::ffi::OsString>,
+        ) -> crate::exit::Exit {
+            crate::run::run::<crate::kafka::Kafka, Self>(program, arguments)
+        }
+
+        #[cfg(feature = "amqp")]
+        #[inline(never)]
+        fn run_on_amqp(
+            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            arguments: Vec<std::ffi::OsString>,
+        ) -> crate::exit::Exit {
+            crate::run::run::<crate::amqp::Amqp, Self>(program, arguments)
+        }
+
+        #[cfg(feature = "sqs")]
+        #[inline(never)]
+        fn run_on_sqs(
+            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            arguments: Vec<std::ffi::OsString>,
+        ) -> crate::exit::Exit {
+            crate::run::run::<crate::sqs::Sqs, Self>(program, arguments)
+        }
+
+        #[cfg(feature = "http")]
+        #[inline(never)]
+        fn serve(
+            program: crate::program::Program<crate::http::Parts<Self::Store>>,
+            arguments: Vec<std::ffi::OsString>,
+        ) -> crate::exit::Exit {
+            crate::http::run::<Self>(program, arguments)
+        }
+    };
+}
 
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
@@ -9,9 +51,3 @@ mod sqlite;
 mod tokio_postgres;
 
 pub use self::open::{Database, DatabaseSettings};
-#[cfg(feature = "postgres")]
-pub use self::postgres::Postgres;
-#[cfg(feature = "sqlite")]
-pub use self::sqlite::Sqlite;
-#[cfg(feature = "tokio-postgres")]
-pub use self::tokio_postgres::TokioPostgres;

@@ -48,7 +48,7 @@ impl From<Exit> for ExitCode {
 
 /// Why a worker ends other than by being asked to.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub(crate) exit: Exit,
     /// One line for the person who must act.
     pub(crate) line: String,

@@ -8,7 +8,6 @@ use idem_sql::SchemaName;
 use crate::{
     cleanup::CleanupFlags,
     database::DatabaseSettings,
-    kinds::{self, Kind},
     logs::LogFormat,
     spans,
     values::{DatabaseUrl, EventFormat, event_source, on_or_off, schema},
@@ -17,13 +16,9 @@ use crate::{
 /// The settings of every process. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Flags {
-    /// The database: postgres://… or, with one lane, sqlite://…
+    /// The database, such as postgres://user@host/name
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) database_url: DatabaseUrl,
-
-    /// The client library of the database; tokio-postgres is for PostgreSQL only [default: sqlx, where the program has it]
-    #[arg(long, value_name = "NAME")]
-    store: Option<String>,
 
     /// The schema (on SQLite the prefix) of idem's tables
     #[arg(long, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
@@ -100,13 +95,5 @@ impl Flags {
             migrate: self.migrate,
             create_tables: self.create_tables,
         }
-    }
-
-    /// The index of the store that `--database-url` and `--store` ask for, where they agree.
-    ///
-    /// # Errors
-    /// One line that names the flags and the cure.
-    pub(crate) fn store(&self, kinds: &[Kind]) -> Result<usize, String> {
-        kinds::chosen(kinds, self.database_url.scheme(), self.store.as_deref())
     }
 }

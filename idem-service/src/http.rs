@@ -7,84 +7,119 @@ mod run;
 mod server;
 mod settings;
 
-use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
+use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
 use idem_core::{BoxError, Destination, Store, relay::Route};
 use idem_http::IdempotencyBuilder;
 
-use self::run::Started;
+pub(crate) use self::run::run;
 pub use self::settings::Opened;
-#[cfg(feature = "postgres")]
-use crate::database::Postgres;
-#[cfg(feature = "sqlite")]
-use crate::database::Sqlite;
-#[cfg(feature = "tokio-postgres")]
-use crate::database::TokioPostgres;
 use crate::{
     beside::Beside,
     database::Database,
-    exit::{Exit, Failure},
-    kinds::Kind,
-    service::NoSettings,
+    exit::Exit,
+    program::{Application, FromArgs, Program},
 };
 
-/// A service over HTTP, short of its settings: its routes for each store that it supports, and the tasks beside them.
-///
-/// Which store is used is said by `--database-url` and `--store`; one without routes is refused.
+/// A service over HTTP on the database `D`, short of the settings that its operator gives.
 #[must_use]
-pub struct HttpService {
-    name: &'static str,
-    version: &'static str,
-    parts: Parts,
+pub struct HttpService<D: Database> {
+    parts: Parts<D::Store>,
+    on: PhantomData<fn() -> D>,
 }
+
+/// Makes the routes.
+type Routes<S> = Box<dyn FnOnce(Opened<S>) -> Result<axum::Router, BoxError> + Send>;
 
 /// The parts that the application brings.
-#[derive(Default)]
-pub(crate) struct Parts {
+#[doc(hidden)]
+pub struct Parts<S: Store> {
+    name: &'static str,
+    version: Option<&'static str>,
+    routes: Routes<S>,
+    idempotency: Vec<settings::Set<S>>,
+    tables: &'static str,
     beside: Beside,
-    on_store: Vec<(Kind, Serve)>,
 }
 
-/// Serves the routes of one store. A closure, so that stores of any type stand in one list, and others are not linked.
-type Serve = Box<dyn FnOnce(Started) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send>;
+impl<S: Store> fmt::Debug for Parts<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
+    }
+}
 
-impl HttpService {
+impl<D: Database> HttpService<D> {
     /// A service of this name, which scopes its keys and names its connections in the database's list: keep it over versions of
-    /// the service.
-    pub fn new(name: &'static str) -> Self {
-        Self { name, version: env!("CARGO_PKG_VERSION"), parts: Parts::default() }
+    /// the service. `routes` is called once, and its error ends the process with status 2.
+    pub fn new(
+        name: &'static str,
+        routes: impl FnOnce(Opened<D::Store>) -> Result<axum::Router, BoxError> + Send + 'static,
+    ) -> Self {
+        let (idempotency, beside) = (Vec::new(), Beside::default());
+        let parts = Parts { name, version: None, routes: Box::new(routes), idempotency, tables: "", beside };
+        Self { parts, on: PhantomData }
     }
 
     /// A service with settings of its own, `A`, which `--help`, variables and the file know as they know idem's. `build` is
-    /// called once they are read and the log is written, and adds the parts made of them. Its error ends the process with
+    /// called once they are read and the log is written, and makes the service of them. Its error ends the process with
     /// status 2.
-    pub fn configured<A, F, R>(self, build: F) -> HttpConfigured<A, F>
+    pub fn from_args<A, F, R>(build: F) -> FromArgs<Self>
     where
         A: clap::Args + Send + 'static,
-        F: FnOnce(Self, A) -> R + Send + 'static,
+        F: FnOnce(A) -> R + Send + 'static,
         R: Future<Output = Result<Self, BoxError>> + Send + 'static,
     {
-        HttpConfigured { service: self, build, settings: PhantomData }
+        FromArgs::new(build)
     }
 
-    /// The application's version, which is noted with each record. Defaults to idem's. Under
-    /// [`configured`](Self::configured) it is set before.
+    /// Serves with the settings of the command line and the environment until it is stopped. Call it as the whole of `main`: it
+    /// installs the handlers of SIGTERM and SIGINT, the log and its hook of panics.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        self.run_with(std::env::args_os()).into()
+    }
+
+    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with this
+    /// status: a request past the drain deadline may still hold a thread.
+    pub fn run_with(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
+        let program = Program::of(self.parts.name, self.parts.version, self.parts);
+        Self::run_program(program, arguments.into_iter().collect())
+    }
+
+    /// Makes the settings that have no flag, after the flags: the owner of the keys, which is required, headers that are kept,
+    /// and the others of [`IdempotencyBuilder`]. May be called several times, and the last call wins where two set the same.
+    pub fn idempotency(
+        mut self,
+        set: impl FnOnce(IdempotencyBuilder<D::Store>) -> IdempotencyBuilder<D::Store> + Send + 'static,
+    ) -> Self {
+        self.parts.idempotency.push(Box::new(set));
+        self
+    }
+
+    /// The statements that `--create-tables` runs, in one transaction; processes that start together run them one after the
+    /// other. They change nothing where the tables are there: `CREATE TABLE IF NOT EXISTS`.
+    pub fn tables(mut self, statements: &'static str) -> Self {
+        self.parts.tables = statements;
+        self
+    }
+
+    /// The application's version, which is noted with each record. Defaults to idem's.
     pub fn version(mut self, version: &'static str) -> Self {
-        self.version = version;
+        self.parts.version = Some(version);
         self
     }
 
     /// Requests may publish to these destinations: topics of the Kafka that `--brokers` names, unless
-    /// [`relays`](Self::relays) says otherwise. Events are committed with the request's effects, and this process relays
+    /// [`relay`](Self::relay) says otherwise. Events are committed with the request's effects, and this process relays
     /// them, unless `--relay off` says that another one does. May be called several times.
-    pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
-        self.parts.beside.publishes_to(destinations);
+    pub fn publish_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
+        self.parts.beside.publish_to(destinations);
         self
     }
 
     /// Brings events along this route. May be called once a destination.
-    pub fn relays(mut self, route: Route) -> Self {
-        self.parts.beside.relays(route);
+    pub fn relay(mut self, route: Route) -> Self {
+        self.parts.beside.relay(route);
         self
     }
 
@@ -115,126 +150,22 @@ impl HttpService {
         self.parts.beside.on_stop(hook);
         self
     }
+}
 
-    /// The routes on the store of a [`Database`], your own or another crate's.
-    pub fn store<D: Database>(mut self, api: Api<D::Store>) -> Self {
-        let serve = |started| Box::pin(run::serve::<D>(api, started)) as Pin<Box<dyn Future<Output = _> + Send>>;
-        self.parts.on_store.push((Kind::of::<D>(), Box::new(serve)));
-        self
+impl<D: Database> Application for HttpService<D> {
+    type Parts = Parts<D::Store>;
+
+    fn into_parts(self) -> Parts<D::Store> {
+        self.parts
     }
 
-    /// The routes on PostgreSQL.
-    #[cfg(feature = "postgres")]
-    pub fn postgres(self, api: Api<idem_sqlx::PostgresStore>) -> Self {
-        self.store::<Postgres>(api)
-    }
-
-    /// The routes on PostgreSQL through tokio-postgres, for `--store tokio-postgres`.
-    #[cfg(feature = "tokio-postgres")]
-    pub fn tokio_postgres(self, api: Api<idem_tokio_postgres::PostgresStore>) -> Self {
-        self.store::<TokioPostgres>(api)
-    }
-
-    /// The routes on SQLite.
-    #[cfg(feature = "sqlite")]
-    pub fn sqlite(self, api: Api<idem_sqlx::SqliteStore>) -> Self {
-        self.store::<Sqlite>(api)
-    }
-
-    /// Serves with the settings of the command line and the environment until it is stopped. Call it as the whole of `main`: it
-    /// installs the handlers of SIGTERM and SIGINT, the log and its hook of panics.
-    #[must_use]
-    pub fn run(self) -> ExitCode {
-        self.run_with(std::env::args_os()).into()
-    }
-
-    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with this
-    /// status: a request past the drain deadline may still hold a thread.
-    pub fn run_with(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
-        let (name, version) = (self.name, self.version);
-        let build = |_: NoSettings| std::future::ready(Ok(self));
-        run::run(name, version, arguments.into_iter().collect(), build)
+    fn run_program(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        D::serve(program, arguments)
     }
 }
 
-impl fmt::Debug for HttpService {
+impl<D: Database> fmt::Debug for HttpService<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpService").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
-    }
-}
-
-/// An [`HttpService`] that is made once its own settings are read; see [`HttpService::configured`].
-#[must_use]
-pub struct HttpConfigured<A, F> {
-    service: HttpService,
-    build: F,
-    settings: PhantomData<fn() -> A>,
-}
-
-impl<A, F> fmt::Debug for HttpConfigured<A, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpConfigured").field("service", &self.service).finish_non_exhaustive()
-    }
-}
-
-impl<A, F, R> HttpConfigured<A, F>
-where
-    A: clap::Args + Send + 'static,
-    F: FnOnce(HttpService, A) -> R + Send + 'static,
-    R: Future<Output = Result<HttpService, BoxError>> + Send + 'static,
-{
-    /// As [`HttpService::run`].
-    #[must_use]
-    pub fn run(self) -> ExitCode {
-        self.run_with(std::env::args_os()).into()
-    }
-
-    /// As [`HttpService::run_with`].
-    pub fn run_with(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
-        let Self { service, build, .. } = self;
-        let (name, version) = (service.name, service.version);
-        run::run(name, version, arguments.into_iter().collect(), |own| build(service, own))
-    }
-}
-
-/// Makes the routes.
-type Routes<S> = Box<dyn FnOnce(Opened<S>) -> Result<axum::Router, BoxError> + Send>;
-
-/// The routes for one store, and the tables they need there.
-#[must_use]
-pub struct Api<S: Store> {
-    routes: Routes<S>,
-    idempotency: settings::Set<S>,
-    tables: &'static str,
-}
-
-impl<S: Store> Api<S> {
-    /// Routes that this makes. It is called once, and its error ends the process with status 2.
-    pub fn new(routes: impl FnOnce(Opened<S>) -> Result<axum::Router, BoxError> + Send + 'static) -> Self {
-        Self { routes: Box::new(routes), idempotency: Box::new(|builder| builder), tables: "" }
-    }
-
-    /// Makes the settings that have no flag, after the flags: the owner of the keys, which is required, headers that are kept,
-    /// and the others of [`IdempotencyBuilder`]. Each call adds to those before it, and wins where both set the same.
-    pub fn idempotency(
-        mut self,
-        set: impl FnOnce(IdempotencyBuilder<S>) -> IdempotencyBuilder<S> + Send + 'static,
-    ) -> Self {
-        let before = self.idempotency;
-        self.idempotency = Box::new(move |builder| set(before(builder)));
-        self
-    }
-
-    /// The statements that `--create-tables` runs, in one transaction; processes that start together run them one after the
-    /// other. They change nothing where the tables are there: `CREATE TABLE IF NOT EXISTS`.
-    pub fn tables(mut self, statements: &'static str) -> Self {
-        self.tables = statements;
-        self
-    }
-}
-
-impl<S: Store> fmt::Debug for Api<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Api").field("tables", &self.tables).finish_non_exhaustive()
+        f.debug_struct("HttpService").field("parts", &self.parts).finish()
     }
 }

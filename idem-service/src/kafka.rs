@@ -1,6 +1,6 @@
 //! Workers on Kafka: its flags, and the source that they make.
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{ffi::OsString, fmt, path::Path, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError};
@@ -8,13 +8,17 @@ use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 
 use crate::{
     broker::{Broker, Built, Events, Lag, Own},
+    database::Database,
+    exit::Exit,
     private,
+    program::Program,
     relay::parts::KafkaPart,
+    service::Parts,
     settings,
     worker_flags::WorkerFlags,
 };
 
-/// Kafka, as its flags: `Service::run::<Kafka>()`.
+/// Kafka, as its flags: `Service::<Kafka, _>`.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Kafka")]
 pub struct Kafka {
@@ -122,6 +126,10 @@ impl Broker for Kafka {
         let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
         let publisher = publisher.transpose().map_err(|error| refused(error, self.worker.drain))?;
         Ok(Built { events: Some(events(options)), ..Built::new(source).publisher(publisher) })
+    }
+
+    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        D::run_on_kafka(program, arguments)
     }
 }
 

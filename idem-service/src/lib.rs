@@ -2,29 +2,29 @@
 
 mod admin;
 #[cfg(feature = "amqp")]
-pub mod amqp;
+mod amqp;
 mod beside;
 mod broker;
 mod cleanup;
 mod command_line;
 mod config;
 mod connections;
-pub mod database;
+mod database;
 mod descriptors;
 mod exit;
 mod flags;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "kafka")]
-pub mod kafka;
+mod kafka;
 mod key_secret;
 mod keys;
-mod kinds;
 mod life;
 mod logs;
 mod metrics;
 mod page;
 mod private;
+mod program;
 mod rates;
 mod refusal;
 mod relay;
@@ -36,10 +36,9 @@ mod signals;
 mod sizes;
 mod spans;
 #[cfg(feature = "sqs")]
-pub mod sqs;
+mod sqs;
 mod stack;
 mod status;
-mod stores;
 mod values;
 mod variables;
 #[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
@@ -67,16 +66,46 @@ pub use idem_core::{self, Effects};
 pub use idem_http;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use idem_sqlx;
+#[cfg(feature = "postgres")]
+pub use idem_sqlx::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use idem_sqlx::SqliteStore;
 #[cfg(feature = "tokio-postgres")]
 pub use idem_tokio_postgres;
 
+#[cfg(feature = "amqp")]
+pub use self::amqp::Amqp;
 #[cfg(feature = "http")]
-pub use self::http::{Api, HttpConfigured, HttpService, Opened};
+pub use self::http::{HttpService, Opened};
+#[cfg(feature = "kafka")]
+pub use self::kafka::Kafka;
+#[cfg(feature = "sqs")]
+pub use self::sqs::Sqs;
 pub use self::{
     broker::{Broker, Built, Lag, Own},
+    database::{Database, DatabaseSettings},
     exit::Exit,
     keys::key as key_rule,
+    program::FromArgs,
     relay::relay,
-    service::{Build, Configured, Handlers, Service},
-    stores::{On, Stores},
+    service::Service,
 };
+
+/// The names that a worker's program begins with: `use idem_service::prelude::*;`.
+pub mod prelude {
+    pub use idem_core::{Effects, Event, Handler, HandlerError, Message, Tx, handler_fn, json_fn};
+
+    #[cfg(feature = "amqp")]
+    pub use crate::Amqp;
+    #[cfg(feature = "http")]
+    pub use crate::HttpService;
+    #[cfg(feature = "kafka")]
+    pub use crate::Kafka;
+    #[cfg(feature = "postgres")]
+    pub use crate::PostgresStore;
+    pub use crate::Service;
+    #[cfg(feature = "sqlite")]
+    pub use crate::SqliteStore;
+    #[cfg(feature = "sqs")]
+    pub use crate::Sqs;
+}

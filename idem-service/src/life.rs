@@ -50,10 +50,10 @@ pub(crate) fn ended(format: LogFormat, ended: Result<(), Failure>) -> Exit {
 }
 
 /// Starts the runtime, listens for signals, and passes the summary to `tell` at the end. `what` is the kind of process in
-/// the log, and `consumer` its name in the database.
+/// the log, and `consumer` its name in the database, where that is known already.
 pub(crate) fn serve<F>(
     what: &str,
-    consumer: &str,
+    consumer: Option<&str>,
     serve: impl FnOnce(Arc<Status>) -> F,
     tell: impl FnOnce(&Summary),
 ) -> Result<(), Failure>

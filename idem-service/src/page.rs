@@ -33,7 +33,7 @@ const PARTITIONS_MAX: usize = 20;
 
 /// The page as it is now.
 pub(crate) fn html(status: &Status) -> String {
-    let consumer = &status.consumer;
+    let consumer = status.consumer();
     let recent = status.last_minute(Instant::now());
     let matters = attention::matters(status, &recent);
     let mut page = Page::default();
@@ -286,7 +286,7 @@ fn command(status: &Status, incident: &Incident) -> Option<String> {
     if let Some(id) = incident.dead_letter {
         return Some(format!("dead-letters show {}", id.0));
     }
-    let consumer = words::word(&status.consumer)?;
+    let consumer = words::word(status.consumer())?;
     if incident.kind == IncidentKind::Conflict && status.identity().is_some_and(|identity| identity.keys_are_hidden) {
         return Some(format!("dead-letters list --consumer {consumer} --reason conflict"));
     }

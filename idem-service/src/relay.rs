@@ -32,7 +32,7 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
         let make = events.ok_or_else(|| {
             format!(
                 "the handlers publish to {name:?}, and nothing here brings events there: give --relay off where another \
-                 process does, the service a route with .relays(…), or a service over HTTP its --brokers"
+                 process does, the service a route with .relay(…), or a service over HTTP its --brokers"
             )
         })?;
         let form = flags.event_format.unwrap_or_default().cloud_events(flags.event_source.as_deref())?;

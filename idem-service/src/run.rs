@@ -1,53 +1,45 @@
 //! From the command line to the exit status.
 
-use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
+use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker, WorkerError,
-    WorkerSettings, relay::RelayBuilder, store,
+    ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker, WorkerError, WorkerSettings,
+    relay::RelayBuilder, store,
 };
 
 use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine},
-    database::open::{Database, reach},
+    database::open::{Database, check_url, reach},
     exit::{self, Exit, Failure},
     keys,
     life::{self, texts},
-    metrics, private, relay,
-    service::{Handlers, Parts, Service},
+    metrics, private,
+    program::{Build, Program},
+    relay,
+    service::{ConsumerHook, Parts},
     settings::{self, Settings},
     status::{Identity, Status, process},
-    stores::{Started, Stores},
 };
 
 /// How long a worker remembers the keys that it knows committed.
 const COMMITTED_FOR: Duration = Duration::from_secs(300);
 
-/// Runs a worker to its end. `build` makes the service of its own settings.
-pub(crate) fn run<B, A, R, L>(
-    name: &'static str,
-    version: &'static str,
-    arguments: Vec<OsString>,
-    build: impl FnOnce(A) -> R + Send + 'static,
-) -> Exit
-where
-    B: Broker,
-    A: clap::Args + Send + 'static,
-    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
-    L: Stores,
-{
+/// Runs a worker to its end.
+pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let read = command_line::read::<B, A>(name, version, &L::kinds(), arguments, variables);
+    let (name, version) = (program.name(&arguments), program.version);
+    let own = command_line::Own { flags: program.flags, read: program.read };
+    let read = command_line::read::<B, _>(name, version, own, arguments, variables);
     life::run(
         read,
         |line| &line.settings.flags,
         |line| {
             let (consumer, checks) = (line.settings.consumer.clone(), line.settings.check);
-            let serve = |status| serve(name, version, line, build, status);
+            let serve = |status| serve::<B, D>(version, line, status);
             // Of a run, which a check is not.
-            life::serve("worker", &consumer, serve, |summary| {
+            life::serve("worker", Some(&consumer), serve, |summary| {
                 if !checks {
                     exit::print_summary(summary)
                 }
@@ -56,19 +48,11 @@ where
     )
 }
 
-async fn serve<B, A, R, L>(
-    name: &'static str,
+async fn serve<B: Broker, D: Database>(
     version: &'static str,
-    line: CommandLine<B, A>,
-    build: impl FnOnce(A) -> R + Send,
+    line: CommandLine<B, Build<Parts<D::Store>>>,
     status: Arc<Status>,
-) -> Result<(), Failure>
-where
-    B: Broker,
-    A: Send,
-    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
-    L: Stores,
-{
+) -> Result<(), Failure> {
     let CommandLine { settings, broker, own, given, secrets, exposed, foreign } = line;
     tracing::info!(
         version,
@@ -85,12 +69,13 @@ where
         );
     }
     private::warn_of(&exposed, &secrets);
-    status.identify(Identity::new(name, version, broker.place(), &settings.flags));
     status.supervise("rates", Arc::clone(&status).count());
-    let database = settings.database(&L::kinds()).map_err(Failure::refused)?;
+    check_url::<D>(&settings.flags.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
     let recorded = settings.flags.admin.as_ref().map(|_| metrics::install(&status));
-    let Service { stores, mut parts, .. } = build(own).await.map_err(|error| Failure::refused(texts(&error)))?;
+    let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
+    let version = *parts.version.get_or_insert(version);
+    status.identify(Identity::new(parts.name, version, broker.place(), &settings.flags));
     if let Some((address, recorded)) = settings.flags.admin.as_ref().zip(recorded) {
         let own = parts.beside.take_admin_routes();
         admin::serve(address, &settings.flags.admin_host, Arc::clone(&status), recorded, own).await?;
@@ -98,39 +83,40 @@ where
     let own = |destination: &str| broker.own(destination);
     relay::check_own(&parts.beside, settings.flags.relay, own).map_err(Failure::refused)?;
     let built = broker.build().await.map_err(|error| Failure::refused(texts(&error)))?;
-    stores.consume(database, Started::<B> { name, version, parts, settings, built, status }).await
+    Box::pin(consume::<D, B>(version, parts, settings, built, status)).await
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
-pub(crate) async fn consume<D: Database, B: Broker>(
-    handlers: Handlers<D::Store>,
-    started: Started<B>,
+async fn consume<D: Database, B: Broker>(
+    version: &'static str,
+    mut parts: Parts<D::Store>,
+    settings: Settings,
+    built: Built<B::Source, B::Publisher>,
+    status: Arc<Status>,
 ) -> Result<(), Failure> {
-    let Started { name, version, mut parts, settings, built, status } = started;
-    let attach = match (settings.batch_handler, handlers.batch) {
-        (false, _) => handlers.each,
-        (true, Some(batch)) => batch,
-        (true, None) => {
-            return Err(Failure::refused("--batch-handler is given, and this worker has none: leave it out"));
-        }
-    };
     let open = || D::open(settings.for_database());
     let limit = settings.flags.startup_timeout;
     let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
-    let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
-        .handler_name(name)
+    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer);
+    let consumer = match parts.batch.take() {
+        Some(attach) => attach(consumer),
+        None => consumer.handler(parts.handler.clone()),
+    };
+    let consumer = consumer
+        .handler_name(parts.name)
         .version(version)
         .publishes_to(parts.beside.destinations.clone())
         .effects(parts.effects);
     let mut hooks = parts.beside.take_hooks();
+    let tables = parts.tables;
     // Before the database is waited for, so that a wrong setting is reported at once.
-    let consumer = (handlers.consumer)(with_settings(consumer, &settings));
+    let consumer = set(with_settings(consumer, &settings), std::mem::take(&mut parts.consumer));
     let routes = relay::routes(std::mem::take(&mut parts.beside), built.events.as_ref(), &settings.flags)
         .map_err(|error| Failure::refused(texts(&error)))?;
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
-    let prepare = || D::prepare(&store, settings.for_database(), handlers.tables);
+    let prepare = || D::prepare(&store, settings.for_database(), tables);
     if reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
@@ -152,13 +138,17 @@ fn ended_with<S: Store>(error: WorkerError) -> Failure {
     Failure::new(exit::of_worker(&error), text)
 }
 
+/// Makes the application's settings of a consumer.
+fn set<S: Store>(consumer: DedupConsumerBuilder<S>, hooks: Vec<ConsumerHook<S>>) -> DedupConsumerBuilder<S> {
+    hooks.into_iter().fold(consumer, |consumer, set| set(consumer))
+}
+
 /// Hands the settings of a consumer to its builder.
 fn with_settings<S: Store>(consumer: DedupConsumerBuilder<S>, settings: &Settings) -> DedupConsumerBuilder<S> {
     let consumer = consumer
         .key_source(keys::chain(settings.key.clone()))
         .key_policy(settings.key_policy())
         .retention(settings.retention)
-        .handlers(settings.handlers())
         .payload_bytes_max(settings.payload_max)
         .headers_max(settings.headers_max)
         .headers_bytes_max(settings.headers_bytes_max)
@@ -176,7 +166,7 @@ fn worker<S: Store, B: Broker>(
     built: Built<B::Source, B::Publisher>,
     routes: Vec<Route>,
     settings: &Settings,
-    parts: Parts,
+    parts: Parts<S>,
     status: &Arc<Status>,
 ) -> Result<Worker<S, B::Source>, ConfigError> {
     let source = Arc::new(built.source);

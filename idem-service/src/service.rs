@@ -1,66 +1,103 @@
-//! The application's part: its handlers and tables for each store, their effects, and the tasks beside them.
+//! A worker: its handler, what is beside it, and the settings that only its author can know.
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
 use idem_core::{
-    BatchHandler, BoxError, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings, relay::Route,
+    BatchHandler, BoxError, BoxHandler, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings,
+    relay::Route,
 };
 
-#[cfg(feature = "postgres")]
-use crate::database::Postgres;
-#[cfg(feature = "sqlite")]
-use crate::database::Sqlite;
-#[cfg(feature = "tokio-postgres")]
-use crate::database::TokioPostgres;
 use crate::{
     beside::Beside,
     broker::Broker,
     database::Database,
     exit::Exit,
-    run,
-    stores::{On, Stores},
+    program::{Application, FromArgs, Program},
 };
 
-/// A worker, short of its settings: the handlers for each store that it supports, and the tasks beside them.
+/// A worker on the broker `B` and the database `D`, short of the settings that its operator gives.
 ///
-/// Which store is used is said by `--database-url` and `--store`; one without handlers is refused.
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// use idem_service::prelude::*;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Purchase {
+///     cents: i64,
+/// }
+///
+/// async fn buy(bought: Purchase, _: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
+///     let add = "UPDATE totals SET cents = cents + $1";
+///     sqlx::query(add).bind(bought.cents).execute(tx.connection()).await?;
+///     Ok(())
+/// }
+///
+/// fn main() -> ExitCode {
+///     Service::<Kafka, PostgresStore>::new("purchases", Effects::InTransaction, json_fn(buy)).run()
+/// }
+/// ```
 #[must_use]
-pub struct Service<L = ()> {
-    pub(crate) name: &'static str,
-    pub(crate) version: &'static str,
-    pub(crate) stores: L,
-    pub(crate) parts: Parts,
+pub struct Service<B, D: Database> {
+    parts: Parts<D::Store>,
+    on: PhantomData<fn() -> (B, D)>,
 }
 
 /// Changes the settings of the worker.
 type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 
-/// The part that does not depend on the store.
-pub(crate) struct Parts {
+/// Changes the settings of the consumer.
+pub(crate) type ConsumerHook<S> = Box<dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send>;
+
+/// The parts that the application brings. The handlers are boxed, so that they alone are compiled where they are.
+#[doc(hidden)]
+pub struct Parts<S: Store> {
+    pub(crate) name: &'static str,
+    pub(crate) version: Option<&'static str>,
     pub(crate) effects: Effects,
+    pub(crate) handler: BoxHandler<S>,
+    /// Gives the consumer its handler for batches, in place of the other.
+    pub(crate) batch: Option<ConsumerHook<S>>,
+    pub(crate) consumer: Vec<ConsumerHook<S>>,
+    pub(crate) tables: &'static str,
     pub(crate) beside: Beside,
     pub(crate) worker: Vec<WorkerHook>,
 }
 
-impl Service {
-    /// A worker whose handlers have this name, to which a consumer is
+impl<S: Store> fmt::Debug for Parts<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+impl<B: Broker, D: Database> Service<B, D> {
+    /// A worker whose handler has this name, to which a consumer is
     /// [bound](idem_core::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
-    pub fn new(name: &'static str, effects: Effects) -> Self {
-        let parts = Parts { effects, beside: Beside::default(), worker: Vec::new() };
-        Self { name, version: env!("CARGO_PKG_VERSION"), stores: (), parts }
+    pub fn new(name: &'static str, effects: Effects, handler: impl Handler<D::Store>) -> Self {
+        let parts = Parts {
+            name,
+            version: None,
+            effects,
+            handler: handler.boxed(),
+            batch: None,
+            consumer: Vec::new(),
+            tables: "",
+            beside: Beside::default(),
+            worker: Vec::new(),
+        };
+        Self { parts, on: PhantomData }
     }
 
     /// A worker with settings of its own, `A`, which `--help`, variables and the file know as they know idem's.
-    /// `build` is called once they are read and the log is written, and adds the parts made of them: it may connect to other
+    /// `build` is called once they are read and the log is written, and makes the worker of them: it may connect to other
     /// systems, and handlers, hooks and routes capture those clients. Its error ends the worker with status 2, and the text
-    /// stands in the log.
+    /// is in the log.
     ///
     /// ```no_run
     /// use std::{process::ExitCode, sync::Arc};
     ///
-    /// use idem_service::{Broker, Effects, Handlers, Service, axum, idem_core::handler_fn};
-    /// # use idem_service::idem_core::{BoxError, Handler, HandlerError, Message, Tx};
-    /// # use idem_sqlx::PostgresStore;
+    /// use idem_service::{axum, prelude::*};
+    /// # use idem_service::idem_core::BoxError;
     /// # struct Provider;
     /// # impl Provider {
     /// #     async fn connect(url: &str) -> Result<Self, BoxError> { Ok(Self) }
@@ -76,42 +113,89 @@ impl Service {
     ///     provider: String,
     /// }
     ///
-    /// fn run<Kafka: Broker>() -> ExitCode {
-    ///     Service::new("charge", Effects::Outside)
-    ///         .configured(async |service: Service, own: Charging| {
-    ///             let provider = Arc::new(Provider::connect(&own.provider).await?);
-    ///             let (leaving, asked) = (Arc::clone(&provider), Arc::clone(&provider));
-    ///             let charge = handler_fn(async move |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
-    ///                 provider.charge(message).await?;
-    ///                 // … and the writes through `tx`
-    ///                 Ok(())
-    ///             });
-    ///             Ok(service
-    ///                 .postgres(Handlers::new(charge))
-    ///                 .worker(|settings| settings.strict_retention = true)
-    ///                 .admin_routes(axum::Router::new().route(
-    ///                     "/provider",
-    ///                     axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" }),
-    ///                 ))
-    ///                 .on_stop(async move || leaving.say_goodbye().await))
-    ///         })
-    ///         .run::<Kafka>()
+    /// fn main() -> ExitCode {
+    ///     let service = async |own: Charging| {
+    ///         let provider = Arc::new(Provider::connect(&own.provider).await?);
+    ///         let (leaving, asked) = (Arc::clone(&provider), Arc::clone(&provider));
+    ///         let charge = handler_fn(async move |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
+    ///             provider.charge(message).await?;
+    ///             // … and the writes through `tx`
+    ///             Ok(())
+    ///         });
+    ///         let state = axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" });
+    ///         Ok(Service::new("charge", Effects::Outside, charge)
+    ///             .worker(|settings| settings.strict_retention = true)
+    ///             .admin_routes(axum::Router::new().route("/provider", state))
+    ///             .on_stop(async move || leaving.say_goodbye().await))
+    ///     };
+    ///     Service::<Kafka, PostgresStore>::from_args(service).run()
     /// }
     /// ```
-    pub fn configured<A, F>(self, build: F) -> Configured<A, F>
+    pub fn from_args<A, F, R>(build: F) -> FromArgs<Self>
     where
         A: clap::Args + Send + 'static,
-        F: Build<A>,
+        F: FnOnce(A) -> R + Send + 'static,
+        R: Future<Output = Result<Self, BoxError>> + Send + 'static,
     {
-        Configured { service: self, build, settings: PhantomData }
+        FromArgs::new(build)
     }
-}
 
-impl<L> Service<L> {
-    /// The application's version, which is noted with each record. Defaults to idem's. Under
-    /// [`configured`](Service::configured) it is set before.
+    /// Runs the worker with the settings of the command line and the environment, until it is stopped. Call it as the whole of
+    /// `main`: it installs the handlers of SIGTERM and SIGINT, the log and its hook of panics.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        self.run_with(std::env::args_os()).into()
+    }
+
+    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with
+    /// this status: a handler past the drain deadline may still hold a thread.
+    pub fn run_with(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
+        let program = Program::of(self.parts.name, self.parts.version, self.parts);
+        Self::run_program(program, arguments.into_iter().collect())
+    }
+
+    /// Handles messages with set-based statements, in place of the handler given to [`new`](Self::new), whose effect it has:
+    /// a [`BatchHandler`].
+    pub fn batch(mut self, handler: impl BatchHandler<D::Store>) -> Self {
+        self.parts.batch = Some(Box::new(|consumer| consumer.batch_handler(handler)));
+        self
+    }
+
+    /// Makes the settings of the consumer that have no flag, after the flags: tenants, a policy for keys, rules of hashing,
+    /// types without protection. May be called several times, and the last call wins where two set the same.
+    ///
+    /// ```
+    /// use idem_service::{
+    ///     Broker, Database, Effects, Service,
+    ///     idem_core::{Handler, HashRules, Tenant},
+    /// };
+    ///
+    /// fn ledger<B: Broker, D: Database>(handler: impl Handler<D::Store>, rules: HashRules) -> Service<B, D> {
+    ///     Service::new("ledger", Effects::InTransaction, handler).consumer(|consumer| {
+    ///         consumer
+    ///             .tenant_of(|message| Tenant::new(message.headers().text("tenant")?).ok())
+    ///             .hash_rules(rules)
+    ///     })
+    /// }
+    /// ```
+    pub fn consumer(
+        mut self,
+        set: impl FnOnce(DedupConsumerBuilder<D::Store>) -> DedupConsumerBuilder<D::Store> + Send + 'static,
+    ) -> Self {
+        self.parts.consumer.push(Box::new(set));
+        self
+    }
+
+    /// The statements that `--create-tables` runs, in one transaction; workers that start together run them one after
+    /// the other. They change nothing where the tables are there: `CREATE TABLE IF NOT EXISTS`.
+    pub fn tables(mut self, statements: &'static str) -> Self {
+        self.parts.tables = statements;
+        self
+    }
+
+    /// The application's version, which is noted with each record. Defaults to idem's.
     pub fn version(mut self, version: &'static str) -> Self {
-        self.version = version;
+        self.parts.version = Some(version);
         self
     }
 
@@ -119,38 +203,31 @@ impl<L> Service<L> {
     /// its URL). Events are committed with the handler's effects, and this worker relays them, unless `--relay off` says
     /// that another process does. A store without an outbox is refused at the start, and so is the queue or topic that the worker
     /// consumes, or that its dead letters go to: where a handler means that, the destination has a route of its own by
-    /// [`relays`](Self::relays). May be called several times.
+    /// [`relay`](Self::relay). May be called several times.
     ///
-    /// ```
+    /// ```no_run
     /// use std::process::ExitCode;
     ///
-    /// use idem_service::{
-    ///     Broker, Effects, Handlers, Service,
-    ///     idem_core::{Event, Message, Tx, handler_fn},
-    /// };
-    /// use idem_sqlx::PostgresStore;
+    /// use idem_service::prelude::*;
     ///
-    /// fn run<Kafka: Broker>() -> ExitCode {
+    /// fn main() -> ExitCode {
     ///     let charge = handler_fn(async |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
     ///         // … the writes through `tx`, and with them:
     ///         tx.publish(message, Event::to("payments").event_type("PaymentCharged").json(&1177)?)?;
     ///         Ok(())
     ///     });
-    ///     Service::new("charge", Effects::InTransaction)
-    ///         .publishes_to(["payments"])
-    ///         .postgres(Handlers::new(charge))
-    ///         .run::<Kafka>()
+    ///     Service::<Kafka, PostgresStore>::new("charge", Effects::InTransaction, charge).publish_to(["payments"]).run()
     /// }
     /// ```
-    pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
-        self.parts.beside.publishes_to(destinations);
+    pub fn publish_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
+        self.parts.beside.publish_to(destinations);
         self
     }
 
     /// Brings events along this route, for a destination outside the worker's own broker, or one whose receivers remember ids
     /// for another time than `--receiver-keeps`. May be called once a destination.
-    pub fn relays(mut self, route: Route) -> Self {
-        self.parts.beside.relays(route);
+    pub fn relay(mut self, route: Route) -> Self {
+        self.parts.beside.relay(route);
         self
     }
 
@@ -159,13 +236,15 @@ impl<L> Service<L> {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use idem_service::{Effects, Service};
+    /// use idem_service::{Broker, Database, Service};
     ///
-    /// // Operators are obeyed at once, and a message that waits for a table is charged after a minute.
-    /// let service = Service::new("ledger", Effects::InTransaction).worker(|settings| {
-    ///     settings.control_every = Duration::from_millis(500);
-    ///     settings.database_wait_max = Duration::from_secs(60);
-    /// });
+    /// /// Operators are obeyed at once, and a message that waits for a table is charged after a minute.
+    /// fn watched<B: Broker, D: Database>(service: Service<B, D>) -> Service<B, D> {
+    ///     service.worker(|settings| {
+    ///         settings.control_every = Duration::from_millis(500);
+    ///         settings.database_wait_max = Duration::from_secs(60);
+    ///     })
+    /// }
     /// ```
     pub fn worker(mut self, set: impl FnOnce(&mut WorkerSettings) + Send + 'static) -> Self {
         self.parts.worker.push(Box::new(set));
@@ -177,10 +256,11 @@ impl<L> Service<L> {
     /// `/healthz`, `/readyz`) panics when a worker starts with `--admin`, and one that is given twice panics here.
     ///
     /// ```
-    /// use idem_service::{Effects, Service, axum::{Router, routing::get}};
+    /// use idem_service::{Broker, Database, Service, axum::{Router, routing::get}};
     ///
-    /// let version = get(async || env!("CARGO_PKG_VERSION"));
-    /// let service = Service::new("ledger", Effects::InTransaction).admin_routes(Router::new().route("/version", version));
+    /// fn versioned<B: Broker, D: Database>(service: Service<B, D>) -> Service<B, D> {
+    ///     service.admin_routes(Router::new().route("/version", get(async || env!("CARGO_PKG_VERSION"))))
+    /// }
     /// ```
     pub fn admin_routes(mut self, routes: axum::Router) -> Self {
         self.parts.beside.serves_admin(routes);
@@ -192,12 +272,14 @@ impl<L> Service<L> {
     /// dropped: a signal to stop is heeded once it has ended, and a second one ends the process.
     ///
     /// ```
-    /// use idem_service::{Effects, Service};
+    /// use idem_service::{Broker, Database, Service};
     ///
-    /// let service = Service::new("ledger", Effects::InTransaction).on_start(async || {
-    ///     std::fs::metadata("templates/receipt.html").map_err(|error| format!("templates/receipt.html: {error}"))?;
-    ///     Ok(())
-    /// });
+    /// fn with_receipts<B: Broker, D: Database>(service: Service<B, D>) -> Service<B, D> {
+    ///     service.on_start(async || {
+    ///         std::fs::metadata("templates/receipt.html").map_err(|error| format!("templates/receipt.html: {error}"))?;
+    ///         Ok(())
+    ///     })
+    /// }
     /// ```
     pub fn on_start<F, R>(mut self, hook: F) -> Self
     where
@@ -221,177 +303,20 @@ impl<L> Service<L> {
     }
 }
 
-impl<L: Stores> Service<L> {
-    /// The handlers on the store of a [`Database`], your own or another crate's.
-    pub fn store<D: Database>(self, handlers: Handlers<D::Store>) -> Service<(L, On<D>)> {
-        let Self { name, version, stores, parts } = self;
-        Service { name, version, stores: (stores, On::new(handlers)), parts }
+impl<B: Broker, D: Database> Application for Service<B, D> {
+    type Parts = Parts<D::Store>;
+
+    fn into_parts(self) -> Parts<D::Store> {
+        self.parts
     }
 
-    /// The handlers on PostgreSQL.
-    #[cfg(feature = "postgres")]
-    pub fn postgres(self, handlers: Handlers<idem_sqlx::PostgresStore>) -> Service<(L, On<Postgres>)> {
-        self.store(handlers)
-    }
-
-    /// The handlers on PostgreSQL through tokio-postgres, for `--store tokio-postgres`; they may run at once, with
-    /// `--handlers pipelined`.
-    #[cfg(feature = "tokio-postgres")]
-    pub fn tokio_postgres(
-        self,
-        handlers: Handlers<idem_tokio_postgres::PostgresStore>,
-    ) -> Service<(L, On<TokioPostgres>)> {
-        self.store(handlers)
-    }
-
-    /// The handlers on SQLite.
-    #[cfg(feature = "sqlite")]
-    pub fn sqlite(self, handlers: Handlers<idem_sqlx::SqliteStore>) -> Service<(L, On<Sqlite>)> {
-        self.store(handlers)
-    }
-
-    /// Runs the worker on the broker `B`, with the settings of the command line and the environment, until it is
-    /// stopped. Call it as the whole of `main`: it installs the handlers of SIGTERM and SIGINT, the log and its hook of
-    /// panics.
-    #[must_use]
-    pub fn run<B: Broker>(self) -> ExitCode {
-        self.run_with::<B>(std::env::args_os()).into()
-    }
-
-    /// The same with a command line of the caller's, whose first element is the program's name. The process is to end with
-    /// this status: a handler past the drain deadline may still hold a thread.
-    pub fn run_with<B: Broker>(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
-        let (name, version, arguments) = (self.name, self.version, arguments.into_iter().collect());
-        run::run::<B, NoSettings, _, _>(name, version, arguments, |_| std::future::ready(Ok(self)))
+    fn run_program(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        B::run_on::<D>(program, arguments)
     }
 }
 
-impl<L> fmt::Debug for Service<L> {
+impl<B, D: Database> fmt::Debug for Service<B, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
-    }
-}
-
-/// Of an application without settings of its own.
-#[derive(Debug, clap::Args)]
-pub(crate) struct NoSettings {}
-
-/// A [`Service`] that is made once its own settings are read; see [`Service::configured`].
-#[must_use]
-pub struct Configured<A, F> {
-    service: Service,
-    build: F,
-    settings: PhantomData<fn() -> A>,
-}
-
-impl<A, F> fmt::Debug for Configured<A, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Configured").field("service", &self.service).finish_non_exhaustive()
-    }
-}
-
-/// A function that makes a service of its settings; see [`Service::configured`].
-pub trait Build<A>: Send + 'static {
-    /// The stores that it has handlers for.
-    type Stores: Stores;
-    /// The future of the call.
-    type Future: Future<Output = Result<Service<Self::Stores>, BoxError>> + Send + 'static;
-
-    /// Makes it.
-    fn build(self, service: Service, settings: A) -> Self::Future;
-}
-
-impl<A, F, R, L> Build<A> for F
-where
-    F: FnOnce(Service, A) -> R + Send + 'static,
-    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
-    L: Stores,
-{
-    type Stores = L;
-    type Future = R;
-
-    fn build(self, service: Service, settings: A) -> R {
-        self(service, settings)
-    }
-}
-
-impl<A: clap::Args + Send + 'static, F: Build<A>> Configured<A, F> {
-    /// As [`Service::run`].
-    #[must_use]
-    pub fn run<B: Broker>(self) -> ExitCode {
-        self.run_with::<B>(std::env::args_os()).into()
-    }
-
-    /// As [`Service::run_with`].
-    pub fn run_with<B: Broker>(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
-        let Self { service, build, .. } = self;
-        let (name, version, arguments) = (service.name, service.version, arguments.into_iter().collect());
-        run::run::<B, A, _, _>(name, version, arguments, |own| build.build(service, own))
-    }
-}
-
-/// Gives a consumer its handler. A closure, so that handlers of any type stand in one field.
-type Attach<S> = Box<dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send>;
-
-/// An application's handlers for one store, and the tables they need there.
-#[must_use]
-pub struct Handlers<S: Store> {
-    pub(crate) each: Attach<S>,
-    pub(crate) batch: Option<Attach<S>>,
-    pub(crate) consumer: Attach<S>,
-    pub(crate) tables: &'static str,
-}
-
-impl<S: Store> Handlers<S> {
-    /// A handler that is called for each message.
-    pub fn new(handler: impl Handler<S>) -> Self {
-        let each = Box::new(|consumer: DedupConsumerBuilder<S>| consumer.handler(handler));
-        Self { each, batch: None, consumer: Box::new(|consumer| consumer), tables: "" }
-    }
-
-    /// The same effect with set-based statements, for `--batch-handler`: a [`BatchHandler`], such as the one in
-    /// `examples/ledger`.
-    pub fn batch(mut self, handler: impl BatchHandler<S>) -> Self {
-        self.batch = Some(Box::new(|consumer| consumer.batch_handler(handler)));
-        self
-    }
-
-    /// Makes the settings that have no flag, after the flags: tenants, a policy for keys, rules of hashing, types without
-    /// protection. Each call adds to those before it, and wins where both set the same.
-    ///
-    /// ```
-    /// use idem_service::{
-    ///     Handlers,
-    ///     idem_core::{Handler, HashRules, JsonMembers, Store, Tenant},
-    /// };
-    ///
-    /// fn handlers<S: Store>(handler: impl Handler<S>, rules: HashRules) -> Handlers<S> {
-    ///     Handlers::new(handler).consumer(|consumer| {
-    ///         consumer
-    ///             .tenant_of(|message| Tenant::new(message.headers().text("tenant")?).ok())
-    ///             .hash_rules(rules)
-    ///     })
-    /// }
-    /// ```
-    pub fn consumer(
-        mut self,
-        set: impl FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send + 'static,
-    ) -> Self {
-        let before = self.consumer;
-        self.consumer = Box::new(move |consumer| set(before(consumer)));
-        self
-    }
-
-    /// The statements that `--create-tables` runs, in one transaction; workers that start together run them one after
-    /// the other. They change nothing where the tables are there: `CREATE TABLE IF NOT EXISTS`.
-    pub fn tables(mut self, statements: &'static str) -> Self {
-        self.tables = statements;
-        self
-    }
-}
-
-impl<S: Store> fmt::Debug for Handlers<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handlers").field("batch", &self.batch.is_some()).field("tables", &self.tables).finish()
+        f.debug_struct("Service").field("parts", &self.parts).finish()
     }
 }

@@ -4,14 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
 use idem_core::{
-    Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource,
-    OlderThanRetention, OnConflict, OnUnkeepable, Retention,
+    ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource, OlderThanRetention, OnConflict,
+    OnUnkeepable, Retention,
 };
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
-use crate::{
-    cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, keys, kinds::Kind, sizes, spans, values::on_or_off,
-};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, keys, sizes, spans, values::on_or_off};
 
 /// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -118,14 +116,6 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = sizes::count(1_usize..=10_000))]
     pub(crate) batch: usize,
 
-    /// Use the application's set-based handler
-    #[arg(long)]
-    pub(crate) batch_handler: bool,
-
-    /// How the handlers of one unit run; pipelined, at once on one transaction, needs --store tokio-postgres
-    #[arg(long, value_name = "POLICY", default_value = "in-order")]
-    handlers: HandlersFlag,
-
     #[command(flatten)]
     pub(crate) cleanup: CleanupFlags,
 }
@@ -159,12 +149,6 @@ enum OnConflictFlag {
 enum OnUnkeepableFlag {
     Hold,
     Halt,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum HandlersFlag {
-    InOrder,
-    Pipelined,
 }
 
 impl Settings {
@@ -204,13 +188,6 @@ impl Settings {
         self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
     }
 
-    pub(crate) fn handlers(&self) -> Concurrency {
-        match self.handlers {
-            HandlersFlag::InOrder => Concurrency::InOrder,
-            HandlersFlag::Pipelined => Concurrency::pipelined(),
-        }
-    }
-
     /// The worker's name in PostgreSQL's list of activities is its consumer, so that `idem stuck` finds it.
     pub(crate) fn for_database(&self) -> DatabaseSettings<'_> {
         self.flags.for_database(&self.consumer, &self.cleanup)
@@ -234,43 +211,6 @@ impl Settings {
         let cleanup = usize::from(self.cleanup.settings().is_some());
         let all = lanes + others + cleanup;
         Some(format!("{all} (lanes {lanes}, control and bookkeeping {others}, cleanup {cleanup})"))
-    }
-
-    /// The index of the store that the flags ask for, where they agree.
-    ///
-    /// # Errors
-    /// One line that names the flags and the cure.
-    pub(crate) fn database(&self, kinds: &[Kind]) -> Result<usize, String> {
-        let index = self.flags.store(kinds)?;
-        if let (HandlersFlag::Pipelined, Some(kind)) = (self.handlers, kinds.get(index)) {
-            self.check_pipelined(kind, kinds)?;
-        }
-        Ok(index)
-    }
-
-    fn check_pipelined(&self, kind: &Kind, kinds: &[Kind]) -> Result<(), String> {
-        let sharing: Vec<&Kind> = kinds.iter().filter(|kind| kind.shares_transaction).collect();
-        let same_database = sharing.iter().find(|other| other.database == kind.database);
-        Err(match (kind.shares_transaction, same_database, sharing.first()) {
-            (true, ..) if self.batch_handler => {
-                "--batch-handler is called once a batch, so --handlers pipelined has nothing to run at once: give one of \
-                 them"
-                    .to_owned()
-            }
-            (true, ..) => return Ok(()),
-            (false, Some(other), _) => {
-                let (other, this) = (other.client, kind.client);
-                format!("--handlers pipelined needs --store {other}, because {this} cannot pipeline")
-            }
-            (false, None, Some(other)) => {
-                let (database, client) = (other.database, other.client);
-                format!("--handlers pipelined needs {database} and --store {client}: leave it out")
-            }
-            (false, None, None) => {
-                "--handlers pipelined needs a store that shares its transaction, and this worker has none: leave it out"
-                    .to_owned()
-            }
-        })
     }
 }
 

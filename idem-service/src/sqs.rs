@@ -1,6 +1,6 @@
 //! Workers on SQS: its flags, and the source that they make.
 
-use std::{sync::Arc, time::Duration};
+use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
@@ -10,11 +10,15 @@ use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
     broker::{self, Broker, Built, Events, Own},
+    database::Database,
+    exit::Exit,
+    program::Program,
+    service::Parts,
     settings, spans,
     worker_flags::WorkerFlags,
 };
 
-/// SQS, as its flags: `Service::run::<Sqs>()`. Region, endpoint and credentials come from where the AWS SDK looks for
+/// SQS, as its flags: `Service::<Sqs, _>`. Region, endpoint and credentials come from where the AWS SDK looks for
 /// them: `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_PROFILE`, roles.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "SQS")]
@@ -77,6 +81,10 @@ impl Broker for Sqs {
 
     async fn build(self) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
         self.build_with(&client().await?)
+    }
+
+    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+        D::run_on_sqs(program, arguments)
     }
 }
 

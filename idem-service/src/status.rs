@@ -63,7 +63,7 @@ impl Identity {
 
 /// The state of one worker, from before it is built until after it has ended.
 pub(crate) struct Status {
-    pub(crate) consumer: String,
+    consumer: OnceLock<String>,
     /// Cancelled when the worker shall stop.
     pub(crate) stop: CancellationToken,
     pub(crate) began: Instant,
@@ -80,7 +80,7 @@ pub(crate) struct Status {
 
 impl fmt::Debug for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Status").field("consumer", &self.consumer).finish_non_exhaustive()
+        f.debug_struct("Status").field("consumer", &self.consumer()).finish_non_exhaustive()
     }
 }
 
@@ -106,9 +106,9 @@ pub(crate) struct Readiness {
 }
 
 impl Status {
-    pub(crate) fn new(consumer: &str, stop: CancellationToken) -> Self {
+    pub(crate) fn new(consumer: Option<&str>, stop: CancellationToken) -> Self {
         Self {
-            consumer: consumer.to_owned(),
+            consumer: consumer.map(|name| name.to_owned().into()).unwrap_or_default(),
             stop,
             began: Instant::now(),
             identity: OnceLock::new(),
@@ -118,6 +118,17 @@ impl Status {
             serves: OnceLock::new(),
             dead: OnceLock::new(),
         }
+    }
+
+    /// The consumer's name; empty before it is known.
+    pub(crate) fn consumer(&self) -> &str {
+        self.consumer.get().map_or("", String::as_str)
+    }
+
+    /// The consumer's name is known now.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_consumer(&self, name: &str) {
+        let _ = self.consumer.set(name.to_owned());
     }
 
     /// The worker is built.
@@ -269,11 +280,12 @@ impl Status {
         if let Some((view, _)) = self.worker.get() {
             view.measure();
         }
-        metrics::counter!(LOG_LINES_LOST.name, CONSUMER => self.consumer.clone()).absolute(logs::lost());
+        metrics::counter!(LOG_LINES_LOST.name, CONSUMER => self.consumer().to_owned()).absolute(logs::lost());
         // A worker sets these gauges itself.
         if self.serves.get().is_some() {
             let (pause, is) = (self.pause(), |yes| f64::from(u8::from(yes)));
-            let gauge = |of: &Metric, value| metrics::gauge!(of.name, CONSUMER => self.consumer.clone()).set(value);
+            let gauge =
+                |of: &Metric, value| metrics::gauge!(of.name, CONSUMER => self.consumer().to_owned()).set(value);
             gauge(&READY, is(!self.stop.is_cancelled()));
             gauge(&PAUSED, is(pause.is_some()));
             gauge(&PAUSED_FOR, pause.and_then(|(_, time)| time).unwrap_or_default().as_secs_f64());
@@ -295,7 +307,7 @@ impl Status {
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
             ready: (has_joined || self.serves.get().is_some() || alone == Some(true)) && !self.stop.is_cancelled(),
-            consumer: self.consumer.clone(),
+            consumer: self.consumer().to_owned(),
             partitions: self.lag().map(|parts| parts.into_iter().map(|part| part.part).collect()),
             database: match pause {
                 _ if alone == Some(false) => "down",
@@ -323,7 +335,7 @@ mod tests {
 
     #[tokio::test]
     async fn j11_a_task_that_panics_is_told_and_one_that_ends_is_not() {
-        let status = Arc::new(Status::new("ledger", CancellationToken::new()));
+        let status = Arc::new(Status::new(Some("ledger"), CancellationToken::new()));
         status.supervise("done", async {});
         status.supervise("broken", async {
             tokio::task::yield_now().await;

@@ -1,7 +1,6 @@
 //! Payments on PostgreSQL.
 
-use idem_service::idem_core::Tx;
-use idem_sqlx::PostgresStore;
+use idem_service::{PostgresStore, idem_core::Tx};
 use sqlx::{PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
 
 use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};

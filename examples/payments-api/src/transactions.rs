@@ -11,7 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use idem_service::{
-    Opened, axum,
+    Database, HttpService, Opened, axum,
     idem_core::{BoxError, Event},
     idem_http::{Idem, StepError},
 };
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    bearer::Bearer,
+    bearer::{self, Bearer},
     books::{Books, Order, Recorded},
     problems,
 };
@@ -53,8 +53,20 @@ struct Shared<S: Books> {
     readers: S::Readers,
 }
 
+/// The service. Keys are those of the tenant that the bearer token names.
+pub(crate) fn service<D: Database>(payments: Payments, tables: &'static str) -> HttpService<D>
+where
+    D::Store: Books,
+{
+    let announce = payments.announce.clone();
+    HttpService::new("payments", |opened| routes(opened, payments))
+        .idempotency(|idempotency| idempotency.tenant(bearer::tenant).problem_types("/problems/"))
+        .tables(tables)
+        .publish_to(announce)
+}
+
 /// The routes. Whatever changes something stands under the layer, and what no route takes is refused before it.
-pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, BoxError> {
+fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, BoxError> {
     let shared = Arc::new(Shared::<S> { payments, readers: S::readers(opened.database_url())? });
     Ok(Router::new()
         .route("/transactions", post(create::<S>).route_layer(opened.idempotency.layer()))

@@ -1,23 +1,65 @@
-//! Consumes purchases from SQS into a ledger, each exactly once.
+//! Consumes purchases from SQS into a ledger in PostgreSQL, each exactly once.
 
 use std::process::ExitCode;
 
-use idem_service::{Effects, Handlers, Service, sqs::Sqs};
-use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, SQLITE_TABLES};
+use idem_service::{clap, prelude::*};
+
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS purchases (idempotency_key text NOT NULL, customer text NOT NULL, day date NOT NULL,
+        cds int NOT NULL, cents bigint NOT NULL);
+    CREATE TABLE IF NOT EXISTS customers (customer text PRIMARY KEY, purchases bigint NOT NULL, cents bigint NOT NULL)";
+
+/// The payload of a message. A message with any other payload is a dead letter.
+#[derive(serde::Deserialize, serde::Serialize)]
+struct Purchase {
+    customer: String,
+    day: String,
+    cds: i32,
+    cents: i64,
+}
+
+/// The event of a purchase, with the key of its message.
+#[derive(serde::Serialize)]
+struct Recorded<'p> {
+    purchase: &'p str,
+    #[serde(flatten)]
+    bought: &'p Purchase,
+}
+
+/// The settings of this worker alone, which `--help` lists next to those of every worker.
+#[derive(Debug, clap::Args)]
+struct Own {
+    /// Send an event for each purchase to this queue, by its URL [default: none]
+    #[arg(long, env = "LEDGER_ANNOUNCE", value_name = "URL")]
+    announce: Option<String>,
+}
+
+/// Writes the purchase and adds it to its customer's total, in the transaction that records the message's key.
+async fn buy(bought: &Purchase, key: &str, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
+    let Purchase { customer, day, cds, cents } = bought;
+    let insert = "INSERT INTO purchases VALUES ($1, $2, $3::text::date, $4, $5)";
+    let insert = sqlx::query(insert).bind(key).bind(customer).bind(day).bind(cds).bind(cents);
+    insert.execute(tx.connection()).await?;
+    let add = "INSERT INTO customers VALUES ($1, 1, $2) ON CONFLICT (customer)
+        DO UPDATE SET purchases = customers.purchases + 1, cents = customers.cents + excluded.cents";
+    sqlx::query(add).bind(customer).bind(cents).execute(tx.connection()).await?;
+    Ok(())
+}
 
 fn main() -> ExitCode {
-    #[cfg(feature = "failpoints")]
-    if idem_testkit::failpoints::arm_from_env().is_err() {
-        return ExitCode::FAILURE;
-    }
-    Service::new("ledger", Effects::InTransaction)
-        .configured(async |service: Service, settings: LedgerSettings| {
-            let ledger = || Ledger::with(&settings);
-            Ok(service
-                .publishes_to(settings.announce.clone())
-                .postgres(Handlers::new(ledger()).batch(ledger()).tables(POSTGRES_TABLES))
-                .tokio_postgres(Handlers::new(ledger()).batch(ledger()).tables(POSTGRES_TABLES))
-                .sqlite(Handlers::new(ledger()).batch(ledger()).tables(SQLITE_TABLES)))
-        })
-        .run::<Sqs>()
+    let worker = async |Own { announce }: Own| {
+        let destination = announce.clone();
+        let handle = async move |bought: Purchase, message: &Message, tx: &mut Tx<'_, PostgresStore>| {
+            let key = message.key().map_or("", |key| key.as_str());
+            buy(&bought, key, tx).await?;
+            if let Some(destination) = destination {
+                let event =
+                    Event::to(&destination).event_type("PurchaseRecorded").ordering_key(bought.customer.clone());
+                tx.publish(message, event.json(&Recorded { purchase: key, bought: &bought })?)?;
+            }
+            Ok(())
+        };
+        Ok(Service::new("ledger", Effects::InTransaction, json_fn(handle)).tables(TABLES).publish_to(announce))
+    };
+    Service::<Sqs, PostgresStore>::from_args(worker).run()
 }

@@ -12,7 +12,7 @@ use super::*;
 fn admin() -> Admin {
     let recorder = metrics::recorder().expect("our histograms have buckets");
     let recorded = Some(recorder.handle());
-    Admin { status: Arc::new(Status::new("<b>ledger</b>", CancellationToken::new())), recorded }
+    Admin { status: Arc::new(Status::new(Some("<b>ledger</b>"), CancellationToken::new())), recorded }
 }
 
 async fn answer(admin: &Admin, method: &str, path: &str) -> (Response, String) {

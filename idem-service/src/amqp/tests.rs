@@ -1,17 +1,12 @@
 use std::ffi::OsString;
 
 use super::*;
-use crate::{
-    command_line::{self, CommandLine, Stop},
-    database::Sqlite,
-    kinds::Kind,
-    service::NoSettings,
-};
+use crate::command_line::{self, CommandLine, Own as OwnSettings, Stop};
 
-fn read(arguments: &str) -> Result<CommandLine<Amqp, NoSettings>, Stop> {
+fn read(arguments: &str) -> Result<CommandLine<Amqp, ()>, Stop> {
     let required = "test --database-url=sqlite://x --consumer=c --amqp-url=amqp://u:hunter2@h/%2f --queue=q";
     let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
-    command_line::read("test", "1", &[Kind::of::<Sqlite>()], arguments, [])
+    command_line::read("test", "1", OwnSettings::none(), arguments, [])
 }
 
 fn amqp(arguments: &str) -> Amqp {

@@ -1,14 +1,10 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Concurrency, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
-use crate::{
-    broker::Built,
-    database::{Postgres, Sqlite, TokioPostgres},
-    service::NoSettings,
-};
+use crate::broker::Built;
 
 /// A broker without flags.
 #[derive(Debug, clap::Args)]
@@ -25,14 +21,10 @@ impl Broker for Nothing {
     }
 }
 
-fn kinds() -> [Kind; 3] {
-    [Kind::of::<Postgres>(), Kind::of::<TokioPostgres>(), Kind::of::<Sqlite>()]
-}
-
-fn read_line(arguments: &str) -> CommandLine<Nothing, NoSettings> {
+fn read_line(arguments: &str) -> CommandLine<Nothing, ()> {
     let required = ["test", "--database-url=postgres://u:hunter2@h/d", "--consumer=c"];
     let arguments = required.into_iter().chain(arguments.split_whitespace()).map(OsString::from).collect();
-    read("test", "1", &kinds(), arguments, []).unwrap_or_else(|stop| panic!("{stop:?}"))
+    read("test", "1", Own::none(), arguments, []).unwrap_or_else(|stop| panic!("{stop:?}"))
 }
 
 fn settings(arguments: &str) -> Settings {
@@ -45,7 +37,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
     assert_eq!(told.flags.schema.as_str(), "idem");
     assert!(told.key.is_empty() && told.flags.admin.is_none() && told.lanes.is_none());
     assert_eq!(told.retention, Retention::For(Duration::from_secs(7 * 86_400)));
-    assert_eq!((told.flags.migrate, told.flags.create_tables, told.batch_handler), (false, false, false));
+    assert_eq!((told.flags.migrate, told.flags.create_tables), (false, false));
     assert_eq!((told.busy_timeout, told.flags.handler_deadline), (Duration::from_secs(5), Duration::from_secs(30)));
     assert_eq!(
         (told.until_idle, told.flags.startup_timeout, told.flags.drain),
@@ -56,13 +48,12 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
     assert_eq!((told.backoff_first, told.backoff_max), (core.retry.first, core.retry.max));
     assert_eq!(told.on_conflict(), core.on_conflict);
     assert_eq!(told.older_than_retention(), core.older_than_retention);
-    assert_eq!(told.database(&kinds()), Ok(0));
 }
 
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 38] = [
+    let flags: [(&str, IsSet); 33] = [
         ("--schema books", |told| told.flags.schema.as_str() == "books"),
         ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
         ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
@@ -96,13 +87,6 @@ fn each_flag_reaches_its_setting() {
         ("--dead-letter-breaker=off", |told| !told.dead_letter_breaker),
         ("--lanes 3", |told| told.lanes == Some(3)),
         ("--batch 9", |told| told.batch == 9),
-        ("--batch-handler", |told| told.batch_handler),
-        ("--store sqlx --handlers in-order", |told| told.database(&kinds()) == Ok(0)),
-        ("--store tokio-postgres", |told| told.database(&kinds()) == Ok(1)),
-        ("--handlers in-order --log-format json", |told| told.handlers() == Concurrency::InOrder),
-        ("--store tokio-postgres --handlers pipelined", |told| {
-            told.handlers() == Concurrency::pipelined() && told.database(&kinds()) == Ok(1)
-        }),
     ];
     for (flags, is_set) in flags {
         assert!(is_set(&settings(flags)), "{flags}");
@@ -117,22 +101,6 @@ fn what_was_given_is_told_without_secrets_and_without_defaults() {
     assert!(!format!("{line:?}").contains("hunter2"));
 }
 
-#[test]
-fn the_database_is_that_of_the_url() {
-    for (url, kind) in [
-        ("postgres://h/d", Some(0)),
-        ("postgresql://h/d", Some(0)),
-        ("sqlite://x", Some(2)),
-        ("sqlite:x", Some(2)),
-        ("mysql://h/d", None),
-        ("h", None),
-    ] {
-        let arguments = ["test", "--consumer=c", "--database-url", url].map(OsString::from).to_vec();
-        let line: CommandLine<Nothing, NoSettings> = read("test", "1", &kinds(), arguments, []).unwrap();
-        assert_eq!(line.settings.database(&kinds()).ok(), kind, "{url}");
-    }
-}
-
 /// An error about a missing setting says that `KAFKA_BOOTSTRAP_SERVERS` is set and not read: it may be the
 /// missing one.
 #[test]
@@ -140,7 +108,7 @@ fn a_missing_setting_is_told_beside_the_variables_that_are_none() {
     let read = |variables: &[&str]| {
         let arguments = ["test", "--database-url=postgres://h/d"].map(OsString::from).to_vec();
         let variables = variables.iter().map(|name| (*name).to_owned());
-        match read::<Nothing, NoSettings>("test", "1", &kinds(), arguments, variables) {
+        match read::<Nothing, ()>("test", "1", Own::none(), arguments, variables) {
             Err(Stop::Refused(line)) => line,
             other => panic!("{other:?}"),
         }

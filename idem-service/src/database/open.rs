@@ -14,10 +14,13 @@ use crate::{
 };
 
 /// A store that workers run on, made of the settings that all of them have. A store of your own is one function more than
-/// [`Store`] asks for:
+/// [`Store`] needs:
 ///
 /// ```
-/// use idem_service::{Broker, Effects, Handlers, Service, database::{Database, DatabaseSettings}, idem_core::{BoxError, Handler}};
+/// use idem_service::{
+///     Broker, Database, DatabaseSettings, Effects, Service,
+///     idem_core::{BoxError, Handler},
+/// };
 /// use idem_testkit::MemoryStore;
 ///
 /// /// For `--database-url memory:`; its rows end with the process.
@@ -27,7 +30,6 @@ use crate::{
 /// impl Database for Memory {
 ///     type Store = MemoryStore;
 ///
-///     const DATABASE: &'static str = "the memory";
 ///     const CLIENT: &'static str = "memory";
 ///     const SCHEMES: &'static [&'static str] = &["memory"];
 ///
@@ -36,27 +38,19 @@ use crate::{
 ///     }
 /// }
 ///
-/// fn run<Kafka: Broker>(handler: impl Handler<MemoryStore>) -> std::process::ExitCode {
-///     Service::new("ledger", Effects::InTransaction).store::<Memory>(Handlers::new(handler)).run::<Kafka>()
+/// fn run<B: Broker>(handler: impl Handler<MemoryStore>) -> std::process::ExitCode {
+///     Service::<B, Memory>::new("ledger", Effects::InTransaction, handler).run()
 /// }
 /// ```
-pub trait Database: Send + Sync + 'static {
-    /// The store.
+pub trait Database: Sized + Send + Sync + 'static {
+    /// The store. The stores of idem are databases themselves.
     type Store: Store;
 
-    /// The database's name for people, such as `PostgreSQL`.
-    const DATABASE: &'static str;
-
-    /// The word of `--store` for it, which distinguishes two clients of one database.
+    /// The client library of the database, for the log.
     const CLIENT: &'static str;
 
     /// The schemes of its URLs, without the colon; the one to name first.
     const SCHEMES: &'static [&'static str];
-
-    /// Whether the handlers of a unit may run at once on its transaction, as
-    /// [`StoreCapabilities::concurrent_handlers`](idem_core::store::StoreCapabilities) says of the store itself: `--handlers
-    /// pipelined` is refused before anything is connected.
-    const SHARES_TRANSACTION: bool = false;
 
     /// Makes the store. It need not be reached yet; where it is, and cannot be, this is tried again until the start-up
     /// time-out.
@@ -80,6 +74,56 @@ pub trait Database: Send + Sync + 'static {
         let _ = (store, settings, tables);
         std::future::ready(Ok(()))
     }
+
+    /// Runs a worker; see [`Broker`](crate::Broker).
+    #[cfg(feature = "kafka")]
+    #[doc(hidden)]
+    fn run_on_kafka(
+        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        arguments: Vec<std::ffi::OsString>,
+    ) -> Exit {
+        crate::run::run::<crate::kafka::Kafka, Self>(program, arguments)
+    }
+
+    /// The same.
+    #[cfg(feature = "amqp")]
+    #[doc(hidden)]
+    fn run_on_amqp(
+        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        arguments: Vec<std::ffi::OsString>,
+    ) -> Exit {
+        crate::run::run::<crate::amqp::Amqp, Self>(program, arguments)
+    }
+
+    /// The same.
+    #[cfg(feature = "sqs")]
+    #[doc(hidden)]
+    fn run_on_sqs(
+        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        arguments: Vec<std::ffi::OsString>,
+    ) -> Exit {
+        crate::run::run::<crate::sqs::Sqs, Self>(program, arguments)
+    }
+
+    /// The same of a service over HTTP.
+    #[cfg(feature = "http")]
+    #[doc(hidden)]
+    fn serve(
+        program: crate::program::Program<crate::http::Parts<Self::Store>>,
+        arguments: Vec<std::ffi::OsString>,
+    ) -> Exit {
+        crate::http::run::<Self>(program, arguments)
+    }
+}
+
+/// # Errors
+/// One line, if the URL is of another database.
+pub(crate) fn check_url<D: Database>(url: &DatabaseUrl) -> Result<(), String> {
+    if D::SCHEMES.contains(&url.scheme()) {
+        return Ok(());
+    }
+    let scheme = D::SCHEMES.first().copied().unwrap_or_default();
+    Err(format!("--database-url must begin with {scheme}:// (its value is not shown)"))
 }
 
 /// The settings of the database.
@@ -243,5 +287,28 @@ fn is_final<S: Store>(error: &(dyn Error + 'static)) -> bool {
         Some(ErrorClass::Infrastructure | ErrorClass::RunUnitAgain | ErrorClass::Transient) => false,
         // An error that no driver knows is a setting, such as a URL that cannot be read.
         Some(ErrorClass::Permanent | ErrorClass::Fatal) | None => true,
+    }
+}
+
+#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
+mod tests {
+    use idem_sqlx::{PostgresStore, SqliteStore};
+
+    use super::*;
+
+    #[test]
+    fn a_url_of_another_database_is_refused() {
+        for (url, is_postgres, is_sqlite) in [
+            ("postgres://h/d", true, false),
+            ("postgresql://h/d", true, false),
+            ("sqlite://x", false, true),
+            ("sqlite:x", false, true),
+            ("mysql://h/d", false, false),
+            ("h", false, false),
+        ] {
+            let given = DatabaseUrl::from(url.to_owned());
+            let checked = (check_url::<PostgresStore>(&given).is_ok(), check_url::<SqliteStore>(&given).is_ok());
+            assert_eq!(checked, (is_postgres, is_sqlite), "{url}");
+        }
     }
 }

@@ -6,14 +6,9 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, po
 
 use super::open::{self, Database, DatabaseSettings};
 
-/// PostgreSQL through sqlx.
-#[derive(Debug, Clone, Copy)]
-pub struct Postgres;
+impl Database for PostgresStore {
+    type Store = Self;
 
-impl Database for Postgres {
-    type Store = PostgresStore;
-
-    const DATABASE: &'static str = "PostgreSQL";
     const CLIENT: &'static str = "sqlx";
     const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
 
@@ -50,4 +45,6 @@ impl Database for Postgres {
         }
         Ok(())
     }
+
+    compiled_here!();
 }

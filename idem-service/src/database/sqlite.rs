@@ -8,14 +8,9 @@ use sqlx::{
 
 use super::open::{Database, DatabaseSettings};
 
-/// SQLite, through sqlx.
-#[derive(Debug, Clone, Copy)]
-pub struct Sqlite;
+impl Database for SqliteStore {
+    type Store = Self;
 
-impl Database for Sqlite {
-    type Store = SqliteStore;
-
-    const DATABASE: &'static str = "SQLite";
     const CLIENT: &'static str = "sqlx";
     const SCHEMES: &'static [&'static str] = &["sqlite"];
 
@@ -37,4 +32,6 @@ impl Database for Sqlite {
         }
         Ok(())
     }
+
+    compiled_here!();
 }

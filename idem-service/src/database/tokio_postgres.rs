@@ -5,17 +5,11 @@ use idem_tokio_postgres::{PostgresOptions, PostgresStore};
 
 use super::open::{self, Database, DatabaseSettings};
 
-/// PostgreSQL through tokio-postgres, whose handlers may run at once.
-#[derive(Debug, Clone, Copy)]
-pub struct TokioPostgres;
+impl Database for PostgresStore {
+    type Store = Self;
 
-impl Database for TokioPostgres {
-    type Store = PostgresStore;
-
-    const DATABASE: &'static str = "PostgreSQL";
     const CLIENT: &'static str = "tokio-postgres";
     const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
-    const SHARES_TRANSACTION: bool = true;
 
     async fn open(settings: DatabaseSettings<'_>) -> Result<PostgresStore, BoxError> {
         let mut options = PostgresOptions::parse(settings.url())?;
@@ -40,4 +34,6 @@ impl Database for TokioPostgres {
         }
         Ok(())
     }
+
+    compiled_here!();
 }

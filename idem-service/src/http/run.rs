@@ -1,28 +1,29 @@
 //! From the command line to the exit status.
 
-use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
-use clap::{Args as _, Command, FromArgMatches as _};
+use clap::{ArgMatches, Args as _, Command, FromArgMatches as _};
 use idem_core::{
     BoxError, CancellationToken, Cleanup, Relay, RunOnce, Store,
     telemetry::{CONSUMER, HTTP_CONNECTIONS_CLOSED},
 };
 use tokio::net::TcpListener;
 
-use super::{Api, HttpService, Opened, Parts, flags::HttpFlags, overdue, server};
+use super::{Opened, Parts, flags::HttpFlags, overdue, server};
 use crate::{
     admin,
     beside::Beside,
     broker::Events,
-    command_line::{self, Stop},
+    command_line::{self, Own, Stop},
     config,
     connections::Connections,
-    database::open::{Database, reach},
+    database::open::{Database, check_url, reach},
     descriptors,
     exit::{self, Exit, Failure},
-    kinds::Kind,
     life::{self, texts},
-    metrics, private, relay,
+    metrics, private,
+    program::{Build, Program},
+    relay,
     served::{RouteServed, Served},
     status::{Identity, Status, process},
 };
@@ -39,42 +40,31 @@ struct Line<A> {
     own: A,
     given: String,
     exposed: Vec<String>,
-    secrets: Vec<(std::path::PathBuf, &'static str)>,
+    secrets: Vec<(PathBuf, &'static str)>,
 }
 
-/// A service that has read its settings.
-pub(crate) struct Started {
-    name: &'static str,
-    version: &'static str,
-    flags: HttpFlags,
-    parts: Parts,
-    status: Arc<Status>,
-}
-
-/// Runs a service to its end. `build` makes it of its own settings.
-pub(super) fn run<A, R>(
-    name: &'static str,
-    version: &'static str,
-    arguments: Vec<OsString>,
-    build: impl FnOnce(A) -> R + Send + 'static,
-) -> Exit
-where
-    A: clap::Args + Send + 'static,
-    R: Future<Output = Result<HttpService, BoxError>> + Send + 'static,
-{
+/// Runs a service to its end.
+pub(crate) fn run<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    let (name, version) = (program.name(&arguments), program.version);
+    let own = Own { flags: program.flags, read: program.read };
     life::run(
-        read::<A>(name, version, arguments),
+        read(name, version, own, arguments),
         |line| &line.flags.common,
         |line| {
-            let serve = |status| prepare(name, version, line, build, status);
-            life::serve("service", name, serve, exit::print_relayed)
+            let serve = |status| prepare::<D>(version, line, status);
+            life::serve("service", None, serve, exit::print_relayed)
         },
     )
 }
 
-fn read<A: clap::Args>(name: &'static str, version: &'static str, arguments: Vec<OsString>) -> Result<Line<A>, Stop> {
-    let own = A::augment_args(Command::new(name).version(version).next_help_heading("Application"));
-    let command = HttpFlags::augment_args(own.next_help_heading("Service").arg(config::flag()));
+fn read<A>(
+    name: &'static str,
+    version: &'static str,
+    own: Own<impl FnOnce(&ArgMatches) -> Result<A, clap::Error>>,
+    arguments: Vec<OsString>,
+) -> Result<Line<A>, Stop> {
+    let flags = (own.flags)(Command::new(name).version(version).next_help_heading("Application"));
+    let command = HttpFlags::augment_args(flags.next_help_heading("Service").arg(config::flag()));
     // Otherwise clap takes the documentation of the structs that hold the flags.
     let about = "Serves requests over HTTP; a request's writes are committed exactly once for its Idempotency-Key";
     let mut command = command.about(about).long_about(None);
@@ -84,56 +74,56 @@ fn read<A: clap::Args>(name: &'static str, version: &'static str, arguments: Vec
     drop(foreign);
     let refused = |error| Stop::Refused(crate::refusal::line(&error, &command));
     let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?.by_the_profile();
-    let own = A::from_arg_matches(&matches).map_err(refused)?;
+    let own = (own.read)(&matches).map_err(refused)?;
     let secrets = command_line::secrets(&command, &matches, flags.common.key_secret_file.clone());
     let (given, exposed) = (command_line::given(&command, &matches), command_line::exposed(&command, &matches));
     Ok(Line { flags, own, given, exposed, secrets })
 }
 
-async fn prepare<A, R>(
-    name: &'static str,
+async fn prepare<D: Database>(
     version: &'static str,
-    line: Line<A>,
-    build: impl FnOnce(A) -> R + Send,
+    line: Line<Build<Parts<D::Store>>>,
     status: Arc<Status>,
-) -> Result<(), Failure>
-where
-    R: Future<Output = Result<HttpService, BoxError>> + Send + 'static,
-{
+) -> Result<(), Failure> {
     let Line { flags, own, given, exposed, secrets } = line;
     tracing::info!(version, settings = given, "starting");
     private::warn_of(&exposed, &secrets);
-    status.identify(Identity::new(name, version, vec![("requests at", with_host(&flags.listen))], &flags.common));
+    check_url::<D>(&flags.common.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
     let recorded = flags.common.admin.as_ref().map(|_| metrics::install(&status));
-    let HttpService { mut parts, .. } = build(own).await.map_err(|error| Failure::refused(texts(&error)))?;
-    let kinds: Vec<Kind> = parts.on_store.iter().map(|(kind, _)| *kind).collect();
-    let chosen = flags.common.store(&kinds).map_err(Failure::refused)?;
-    let (_, serve) = parts.on_store.swap_remove(chosen);
+    let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
+    let version = *parts.version.get_or_insert(version);
+    status.of_consumer(parts.name);
+    status.identify(Identity::new(parts.name, version, vec![("requests at", with_host(&flags.listen))], &flags.common));
     if let Some((address, recorded)) = flags.common.admin.as_ref().zip(recorded) {
         let own = parts.beside.take_admin_routes();
         admin::serve(address, &flags.common.admin_host, Arc::clone(&status), recorded, own).await?;
     }
-    serve(Started { name, version, flags, parts, status }).await
+    Box::pin(serve::<D>(version, flags, parts, status)).await
 }
 
 /// Opens the store, and serves the routes until the stop.
-pub(super) async fn serve<D: Database>(api: Api<D::Store>, started: Started) -> Result<(), Failure> {
-    let Started { name, version, flags, mut parts, status } = started;
+async fn serve<D: Database>(
+    version: &'static str,
+    flags: HttpFlags,
+    parts: Parts<D::Store>,
+    status: Arc<Status>,
+) -> Result<(), Failure> {
+    let Parts { name, routes, idempotency: set, tables, mut beside, .. } = parts;
     let (limit, address) = (flags.common.startup_timeout, with_host(&flags.listen));
     let open = || D::open(flags.for_database(name));
     let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
-    let mut hooks = parts.beside.take_hooks();
+    let mut hooks = beside.take_hooks();
     // Before the database is waited for, so that a wrong setting is reported at once.
-    let opened = Opened::new((name, version), Arc::clone(&store), &flags, &parts.beside.destinations, api.idempotency);
+    let opened = Opened::new((name, version), Arc::clone(&store), &flags, &beside.destinations, set);
     let opened = opened.map_err(Failure::refused)?;
-    let relay = relay_of(&store, &flags, parts.beside).map_err(|error| Failure::refused(texts(&error)))?;
+    let relay = relay_of(&store, &flags, beside).map_err(|error| Failure::refused(texts(&error)))?;
     let idempotency = opened.idempotency.clone();
     let cleanup = cleanup_of(&store, &flags, idempotency.cleanup_lag_max())?;
-    let routes = (api.routes)(opened).map_err(|error| Failure::refused(texts(&error)))?;
+    let routes = routes(opened).map_err(|error| Failure::refused(texts(&error)))?;
     let prepare = async || {
-        D::prepare(&store, flags.for_database(name), api.tables).await?;
+        D::prepare(&store, flags.for_database(name), tables).await?;
         idempotency.start().await?;
         // A pause that was set before this start counts before anything is served.
         Ok(idempotency.engine().obey_control().await?)

@@ -41,7 +41,7 @@ impl<S: Store> Opened<S> {
         store: Arc<S>,
         flags: &HttpFlags,
         destinations: &[Destination],
-        set: Set<S>,
+        set: Vec<Set<S>>,
     ) -> Result<Self, String> {
         let profile = match flags.profile {
             ProfileFlag::Ietf => Profile::ietf(),
@@ -79,7 +79,8 @@ impl<S: Store> Opened<S> {
                 None => engine,
             }
         });
-        let idempotency = set(builder).build().map_err(|error| match error.field {
+        let builder = set.into_iter().fold(builder, |builder, set| set(builder));
+        let idempotency = builder.build().map_err(|error| match error.field {
             "wait_for_owner" => format!("--in-progress-wait is {}, but {}", error.value, error.rule),
             "hash_secret" => format!("--hash-secret is {}, but {}", error.value, error.rule),
             "body_bytes_max" => format!("--body-max is {}, but {}", error.value, error.rule),
@@ -126,7 +127,7 @@ mod tests {
         let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
-        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
+        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], vec![set]).unwrap();
         let created = async |_: Idem<MemoryStore>| StatusCode::CREATED;
         let route = Router::new().route("/t", post(created).route_layer(opened.idempotency.layer()));
         let mut statuses = Vec::new();
@@ -144,7 +145,7 @@ mod tests {
         let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
-        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], set).unwrap();
+        let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], vec![set]).unwrap();
         let waits = async |_: Idem<MemoryStore>| std::future::pending::<StatusCode>().await;
         let route = Router::new().route("/t", post(waits).route_layer(opened.idempotency.layer()));
         let send = |key| {

@@ -63,7 +63,7 @@ pub(super) fn matters(status: &Status, recent: &Recent) -> Vec<Matter> {
 fn paused(status: &Status) -> Option<Matter> {
     let (pause, time) = status.pause()?;
     let more = time.map_or_else(String::new, |time| format!("paused for {}", words::span(time)));
-    let consumer = words::word(&status.consumer)?;
+    let consumer = words::word(status.consumer())?;
     let resume = format!("consumers resume {consumer}");
     let what = pause.to_string();
     let matter = match pause {
@@ -139,7 +139,7 @@ fn waiting(status: &Status) -> Vec<Matter> {
 /// Dead letters and conflicts that this process has met. Those of the last minute may be many more in the next.
 fn set_aside(status: &Status, recent: &Recent) -> Vec<Matter> {
     let (counts, before) = (status.summary(), recent.before);
-    let consumer = words::word(&status.consumer).unwrap_or_default();
+    let consumer = words::word(status.consumer()).unwrap_or_default();
     let told = |count: u64, before: u64, kind: IncidentKind| {
         let last = status.recent(kind).first().map(|incident| words::span(incident.ago()));
         let last = last.map_or_else(String::new, |last| format!(", the last {last} ago"));

@@ -43,7 +43,7 @@ pub fn relay(file: &Path) -> Exit {
 
 fn start(settings: File) -> Result<(), Failure> {
     let serve = |status: Arc<Status>| async move { serve(settings, &status).await };
-    life::serve("relay", "relay", serve, exit::print_relayed)
+    life::serve("relay", Some("relay"), serve, exit::print_relayed)
 }
 
 async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
@@ -70,12 +70,12 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let store = postgres(&place).map_err(refused)?;
-            run::<crate::database::Postgres>(store, &place, routes, status).await
+            run::<idem_sqlx::PostgresStore>(store, &place, routes, status).await
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let store = sqlite(&place).await.map_err(refused)?;
-            run::<crate::database::Sqlite>(store, &place, routes, status).await
+            run::<idem_sqlx::SqliteStore>(store, &place, routes, status).await
         }
         _ => Err(Failure::refused("database-url must begin with postgres:// or sqlite:// (its value is not shown)")),
     }

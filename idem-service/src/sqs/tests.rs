@@ -3,19 +3,14 @@ use std::ffi::OsString;
 use idem_sqs::aws_sdk_sqs::Config;
 
 use super::*;
-use crate::{
-    command_line::{self, CommandLine, Stop},
-    database::Sqlite,
-    kinds::Kind,
-    service::NoSettings,
-};
+use crate::command_line::{self, CommandLine, Own as OwnSettings, Stop};
 
 const URL: &str = "http://localhost:9324/000000000000/orders";
 
-fn read(arguments: &str) -> Result<CommandLine<Sqs, NoSettings>, Stop> {
+fn read(arguments: &str) -> Result<CommandLine<Sqs, ()>, Stop> {
     let required = format!("test --database-url=sqlite://x --consumer=c --queue-url={URL}");
     let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
-    command_line::read("test", "1", &[Kind::of::<Sqlite>()], arguments, [])
+    command_line::read("test", "1", OwnSettings::none(), arguments, [])
 }
 
 fn sqs(arguments: &str) -> Sqs {

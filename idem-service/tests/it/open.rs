@@ -6,10 +6,7 @@ use std::{
 };
 
 use idem_core::{BoxError, Effects, Message, OnConflict, Tenant, Tx, handler_fn};
-use idem_service::{
-    Handlers, Service, axum,
-    database::{Database, DatabaseSettings},
-};
+use idem_service::{Database, DatabaseSettings, Service, axum};
 use idem_testkit::MemoryStore;
 
 use crate::{
@@ -27,7 +24,6 @@ struct InMemory;
 impl Database for InMemory {
     type Store = MemoryStore;
 
-    const DATABASE: &'static str = "the memory";
     const CLIENT: &'static str = "memory";
     const SCHEMES: &'static [&'static str] = &["memory"];
 
@@ -61,38 +57,37 @@ fn open_process() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
-    let service =
-        Service::new("greeter", Effects::InTransaction).version("7").configured(async |service: Service, own: Own| {
-            let greeting = greeter(own).await?;
-            let (told, shown) = (Arc::clone(&greeting), Arc::clone(&greeting));
-            let handler = handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {
-                let tenant = message.tenant().map(ToString::to_string).unwrap_or_default();
-                tx.connection().append("greetings", &tenant, greeting.as_bytes().to_vec()).await?;
-                Ok(())
-            });
-            // A second call adds to the first.
-            let handlers = Handlers::new(handler)
-                .tables("CREATE TABLE greetings")
-                .consumer(|consumer| {
-                    consumer.tenant_of(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
-                })
-                .consumer(|consumer| consumer.handler_name("greeter"));
-            let route = axum::routing::get(async move || shown.to_string());
-            Ok(service
-                .store::<InMemory>(handlers)
-                .worker(|settings| settings.on_conflict = OnConflict::Acknowledge)
-                .admin_routes(axum::Router::new().route("/greeting", route))
-                .on_start(async move || {
-                    tracing::info!(greeting = %told, "the application begins");
-                    if told.as_str() == "never" { Err("the application does not want to".into()) } else { Ok(()) }
-                })
-                .on_stop(async || {
-                    let mut rows: Vec<String> = STORE.rows("greetings").into_iter().map(|(tenant, _)| tenant).collect();
-                    rows.sort();
-                    tracing::info!(?rows, "the application ends");
-                }))
+    let service = async |own: Own| {
+        let greeting = greeter(own).await?;
+        let (told, shown) = (Arc::clone(&greeting), Arc::clone(&greeting));
+        let handler = handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {
+            let tenant = message.tenant().map(ToString::to_string).unwrap_or_default();
+            tx.connection().append("greetings", &tenant, greeting.as_bytes().to_vec()).await?;
+            Ok(())
         });
-    std::process::exit(service.run_with::<Memory>(arguments).code().into());
+        // A second call adds to the first.
+        let service = Service::new("greeter", Effects::InTransaction, handler)
+            .tables("CREATE TABLE greetings")
+            .consumer(|consumer| {
+                consumer.tenant_of(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
+            })
+            .consumer(|consumer| consumer.handler_name("greeter"));
+        let route = axum::routing::get(async move || shown.to_string());
+        Ok(service
+            .worker(|settings| settings.on_conflict = OnConflict::Acknowledge)
+            .admin_routes(axum::Router::new().route("/greeting", route))
+            .on_start(async move || {
+                tracing::info!(greeting = %told, "the application begins");
+                if told.as_str() == "never" { Err("the application does not want to".into()) } else { Ok(()) }
+            })
+            .on_stop(async || {
+                let mut rows: Vec<String> = STORE.rows("greetings").into_iter().map(|(tenant, _)| tenant).collect();
+                rows.sort();
+                tracing::info!(?rows, "the application ends");
+            }))
+    };
+    let service = Service::<Memory, InMemory>::from_args(service).version("7");
+    std::process::exit(service.run_with(arguments).code().into());
 }
 
 fn worker(place: &Place, arguments: &str) -> Worker {
@@ -174,12 +169,9 @@ async fn own_settings_are_flags_variables_and_of_the_file() {
 #[tokio::test]
 async fn what_the_application_refuses_ends_the_worker() {
     let place = Place::new().await;
-    for (arguments, why) in [
-        ("--greeting=", "--greeting is empty"),
-        ("--greeting never", "the application does not want to"),
-        ("--greeting x --store sqlx", "--store is \"sqlx\", but it must be one of memory"),
-        ("--greeting x --handlers pipelined", "--handlers pipelined needs a store that shares its transaction"),
-    ] {
+    for (arguments, why) in
+        [("--greeting=", "--greeting is empty"), ("--greeting never", "the application does not want to")]
+    {
         let ended = worker(&place, arguments).run().await.with(2);
         assert!(ended.why().starts_with(why), "{}", ended.why());
         assert!(!ended.log.contains("the application ends"), "{}", ended.log);

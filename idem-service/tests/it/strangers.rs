@@ -3,7 +3,7 @@
 use std::{ffi::OsString, process::Stdio, time::Duration};
 
 use idem_service::{
-    Api, HttpService,
+    HttpService,
     axum::{Router, body::Bytes, routing::post},
     idem_http::{Idem, StepError},
     idem_sqlx::PostgresStore,
@@ -32,9 +32,10 @@ fn service_process() {
         // Of the application's own, which has no limit of time.
         Ok(notes.route("/uploads", post(async |_: Bytes| "taken")))
     };
-    let api = Api::new(routes).tables("CREATE TABLE IF NOT EXISTS notes (text text)");
-    let api = api.idempotency(|idempotency| idempotency.single_tenant());
-    std::process::exit(HttpService::new("notes").postgres(api).run_with(arguments).code().into());
+    let service = HttpService::<PostgresStore>::new("notes", routes)
+        .tables("CREATE TABLE IF NOT EXISTS notes (text text)")
+        .idempotency(|idempotency| idempotency.single_tenant());
+    std::process::exit(service.run_with(arguments).code().into());
 }
 
 async fn note(idem: Idem<PostgresStore>, text: String) -> Result<String, StepError> {

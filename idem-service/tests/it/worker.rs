@@ -15,9 +15,9 @@ use idem_core::{
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
-use idem_service::{Broker, Built, Effects, Handlers, Lag, Own, Service};
+use idem_service::{Broker, Built, Lag, Own};
 use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
-use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
+use ledger::Purchase;
 
 /// The arguments of the worker, as a JSON list.
 pub(crate) const ARGUMENTS: &str = "WORKER_ARGUMENTS";
@@ -40,16 +40,7 @@ fn worker_process() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
-    let service =
-        Service::new("ledger", Effects::InTransaction).configured(async |service: Service, own: LedgerSettings| {
-            let slow = || Slow(Ledger::with(&own));
-            Ok(service
-                .publishes_to(own.announce.clone())
-                .postgres(Handlers::new(slow()).batch(slow()).tables(POSTGRES_TABLES))
-                .tokio_postgres(Handlers::new(slow()).batch(slow()).tables(POSTGRES_TABLES))
-                .sqlite(Handlers::new(slow()).tables(SQLITE_TABLES)))
-        });
-    std::process::exit(service.run_with::<Memory>(arguments).code().into());
+    std::process::exit(ledger::rig::run_around::<Memory, _>(arguments, Slow).code().into());
 }
 
 /// A broker on a socket; this is all that a worker on another broker has to add.

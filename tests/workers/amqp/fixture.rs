@@ -72,13 +72,13 @@ impl Fixture {
     }
 
     pub(crate) fn start_with(&self, arguments: &[String]) -> Worker {
-        Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), arguments, &[], &self.next_log())
+        Worker::start(env!("CARGO_BIN_EXE_amqp-rig"), arguments, &[], &self.next_log())
     }
 
     /// The same with these failpoints.
     pub(crate) fn start_armed(&self, more: &[&str], armed: &str) -> Worker {
         let variables = [("IDEM_FAILPOINTS", armed)];
-        Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), &self.arguments(more), &variables, &self.next_log())
+        Worker::start(env!("CARGO_BIN_EXE_amqp-rig"), &self.arguments(more), &variables, &self.next_log())
     }
 
     /// Runs one worker until the queue is empty.

@@ -68,7 +68,7 @@ async fn j83_a_refusal_is_told_once_and_in_words() {
         instead.1.clone_into(&mut arguments[at + 1]);
         let unsaid = [("RUST_LOG", "")];
         let ended =
-            Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), &arguments, &unsaid, &fixture.next_log()).ended().await;
+            Worker::start(env!("CARGO_BIN_EXE_amqp-rig"), &arguments, &unsaid, &fixture.next_log()).ended().await;
         assert_refused(&ended, 2, &["no-such-"]);
         let foreign = ended.log.lines().find(|line| line.contains("lapin") || line.contains("ShortString"));
         assert_eq!(foreign, None, "{}", ended.log);

@@ -108,13 +108,13 @@ impl Fixture {
     }
 
     pub(crate) fn start_with(&self, arguments: &[String]) -> Worker {
-        Worker::start(env!("CARGO_BIN_EXE_kafka-worker"), arguments, &[], &self.next_log())
+        Worker::start(env!("CARGO_BIN_EXE_kafka-rig"), arguments, &[], &self.next_log())
     }
 
     /// With a failpoint armed.
     pub(crate) fn start_armed(&self, more: &[&str], armed: &str) -> Worker {
         let variables = [("IDEM_FAILPOINTS", armed)];
-        Worker::start(env!("CARGO_BIN_EXE_kafka-worker"), &self.arguments(more), &variables, &self.next_log())
+        Worker::start(env!("CARGO_BIN_EXE_kafka-rig"), &self.arguments(more), &variables, &self.next_log())
     }
 
     /// Runs one worker from the beginning of the topic until there is nothing left.

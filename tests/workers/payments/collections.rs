@@ -19,7 +19,7 @@ struct Step {
 }
 
 pub(crate) fn read(name: &str) -> String {
-    let path = format!("{}/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../../examples/payments-api/{name}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 

@@ -404,7 +404,7 @@ async fn w60_wrong_settings_are_told_at_once() {
         (&["--profile", "guardia", "--cleanup-every", "2h"], "--cleanup-every"),
         (&["--keys-for", "1h", "--answers-for", "2h"], "--answers-for"),
         (&["--answers-for", "1s"], "--answers-for"),
-        (&["--store", "mongo"], "--store is \"mongo\", and must be sqlx or tokio-postgres"),
+        (&["--store", "mongo"], "--store is \"mongo\", but it must be one of sqlx, tokio-postgres"),
         (&["--announce", "events"], "--brokers"),
         (&["--listen", &taken], "--listen"),
         (&["--hash-secret", "1=missing"], "--hash-secret"),

@@ -136,7 +136,7 @@ impl Fixture {
     }
 }
 
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_payments-api");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_payments-rig");
 
 /// Starts the program, and waits until it serves.
 pub(crate) async fn start(arguments: &[String], variables: &[(&str, &str)], log: &std::path::Path) -> Api {

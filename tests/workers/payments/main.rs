@@ -1,4 +1,4 @@
-//! `examples/payments-api` from outside: real processes on a real database, killed and cut off, and the books read back.
+//! The routes of `examples/payments-api` from outside: real processes on a real database, killed and cut off, and the books read back.
 
 #![allow(
     clippy::expect_used,

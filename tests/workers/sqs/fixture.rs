@@ -67,7 +67,7 @@ impl Fixture {
             ("AWS_EC2_METADATA_DISABLED", "true"),
         ];
         let variables = [&sdk, variables].concat();
-        Worker::start(env!("CARGO_BIN_EXE_sqs-worker"), arguments, &variables, &self.next_log())
+        Worker::start(env!("CARGO_BIN_EXE_sqs-rig"), arguments, &variables, &self.next_log())
     }
 
     /// Runs one worker until there is nothing left.

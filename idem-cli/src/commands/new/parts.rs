@@ -26,7 +26,7 @@ const DASHBOARD: &str = include_str!("../../../templates/dashboard.json");
 /// The differences between brokers.
 struct Broker {
     feature: &'static str,
-    /// The flags' type, by its module.
+    /// The flags' type.
     flags: &'static str,
     name: &'static str,
     crate_name: &'static str,
@@ -46,7 +46,7 @@ struct Broker {
 
 const KAFKA: Broker = Broker {
     feature: "kafka",
-    flags: "kafka::Kafka",
+    flags: "Kafka",
     name: "Kafka",
     crate_name: "idem-kafka",
     packages: "ca-certificates libssl3 zlib1g",
@@ -63,7 +63,7 @@ const KAFKA: Broker = Broker {
 
 const RABBITMQ: Broker = Broker {
     feature: "amqp",
-    flags: "amqp::Amqp",
+    flags: "Amqp",
     name: "RabbitMQ",
     crate_name: "idem-amqp",
     packages: "ca-certificates",
@@ -82,7 +82,7 @@ const RABBITMQ: Broker = Broker {
 
 const SQS: Broker = Broker {
     feature: "sqs",
-    flags: "sqs::Sqs",
+    flags: "Sqs",
     name: "SQS",
     crate_name: "idem-sqs",
     packages: "ca-certificates",
@@ -114,8 +114,6 @@ configs:
 struct Store {
     feature: &'static str,
     name: &'static str,
-    /// The store's type, by its crate.
-    path: &'static str,
     main: &'static str,
     tests: &'static str,
     compose: &'static str,
@@ -130,7 +128,6 @@ struct Store {
 const POSTGRES: Store = Store {
     feature: "postgres",
     name: "PostgreSQL",
-    path: "idem_sqlx::PostgresStore",
     main: MAIN_POSTGRES,
     tests: TESTS_POSTGRES,
     compose: COMPOSE_POSTGRES,
@@ -146,7 +143,6 @@ const POSTGRES: Store = Store {
 const SQLITE: Store = Store {
     feature: "sqlite",
     name: "SQLite",
-    path: "idem_sqlx::SqliteStore",
     main: MAIN_SQLITE,
     tests: TESTS_SQLITE,
     compose: "",
@@ -193,8 +189,6 @@ Take that part out to have them from the registry.
 ";
 
 fn fill(template: &str, broker: &Broker, store: &Store) -> String {
-    let mut imports = [broker.flags, store.path];
-    imports.sort_unstable();
     let exported: String =
         broker.variables.iter().map(|(name, here, _)| format!("export {name}={here}\n")).collect::<String>();
     let up = match services(broker, store).as_str() {
@@ -205,8 +199,7 @@ fn fill(template: &str, broker: &Broker, store: &Store) -> String {
     template
         .replace("@FEATURE@", broker.feature)
         .replace("@STORE@", store.feature)
-        .replace("@IMPORTS@", &imports.join(", "))
-        .replace("@BROKER@", broker.flags.rsplit_once(':').map_or(broker.flags, |(_, name)| name))
+        .replace("@BROKER@", broker.flags)
         .replace("@BROKER_NAME@", broker.name)
         .replace("@STORE_NAME@", store.name)
         .replace("@PACKAGES@", broker.packages)

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Reason, Store};
 use idem_sqlx::{PostgresOptions, PostgresStore, SqliteStore};
-use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, SQLITE_TABLES};
+use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
 
 /// Which of the two handlers, and how it runs.
@@ -30,7 +30,7 @@ fn purchase(key: &str, customer: &str, cents: i64) -> Message {
 macro_rules! consumer {
     ($store:expr, $kind:expr) => {{
         let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction).publishes_to(["told"]);
-        let ledger = Ledger::with(&LedgerSettings { announce: Some("told".to_owned()) });
+        let ledger = Ledger::announcing(Some("told"));
         match $kind {
             Kind::Each => consumer.handler(ledger),
             Kind::EachAtOnce => consumer.handler(ledger).handlers(Concurrency::pipelined()),

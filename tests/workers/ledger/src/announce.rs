@@ -5,15 +5,6 @@ use serde::Serialize;
 
 use crate::{Ledger, Purchase, key};
 
-/// The ledger's settings beyond those of every worker.
-#[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Ledger")]
-pub struct LedgerSettings {
-    /// Send an event for each purchase to this topic or queue (on SQS the queue's URL) of the worker's broker [default: none]
-    #[arg(long, value_name = "DESTINATION")]
-    pub announce: Option<String>,
-}
-
 /// The payload of an event. `purchase` is the key of the message that it was made of; its receivers know it by the header
 /// `idempotencykey`, which idem derives from that.
 #[derive(Serialize)]
@@ -26,10 +17,10 @@ struct Recorded<'p> {
 }
 
 impl Ledger {
-    /// Handlers that announce purchases where these settings say so.
+    /// Handlers that announce purchases at this topic or queue, where there is one.
     #[must_use]
-    pub fn with(settings: &LedgerSettings) -> Self {
-        Self { announce_to: settings.announce.as_deref().map(Box::from) }
+    pub fn announcing(destination: Option<&str>) -> Self {
+        Self { announce_to: destination.map(Box::from) }
     }
 
     /// Puts the event of a purchase into the outbox, in the transaction that the purchase is in.

@@ -5,7 +5,7 @@ use std::{error::Error, io::Read};
 use serde_json::json;
 
 /// See the quickstart's `data/README.md` for where it comes from.
-const DATA: &[u8] = include_bytes!("../../quickstart/data/purchases.csv.gz");
+const DATA: &[u8] = include_bytes!("../../../../examples/quickstart/data/purchases.csv.gz");
 
 /// How many purchases there are.
 pub const PURCHASES: usize = 69_659;

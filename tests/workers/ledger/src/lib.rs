@@ -1,15 +1,16 @@
-//! The application of the example workers: each purchase is a row, and each customer has a total. Copy it, and put your
-//! own tables and statements in their place.
+//! The application of the rigs, which the black-box tests run: each purchase is a row, and each customer has a total.
 //!
 //! `purchase.rs` is the form of a message; `postgres.rs` and `sqlite.rs` have the tables, and they and
-//! `tokio_postgres.rs` each the same effect twice, message by message and set-based. A worker needs one of those six.
-//! `announce.rs` publishes each purchase, where that is asked for.
+//! `tokio_postgres.rs` each the same effect twice, message by message and set-based. `announce.rs` publishes each purchase,
+//! where that is asked for. `rig.rs` is the worker, on the store that its flags name.
 
 mod announce;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod postgres;
 mod purchase;
+#[cfg(feature = "rig")]
+pub mod rig;
 mod sqlite;
 mod tokio_postgres;
 
@@ -17,7 +18,7 @@ use std::sync::LazyLock;
 
 use idem_core::Message;
 
-pub use self::{announce::LedgerSettings, postgres::POSTGRES_TABLES, purchase::Purchase, sqlite::SQLITE_TABLES};
+pub use self::{postgres::POSTGRES_TABLES, purchase::Purchase, sqlite::SQLITE_TABLES};
 
 /// The handlers, for each store.
 #[derive(Debug, Clone, Default)]

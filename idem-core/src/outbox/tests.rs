@@ -1,6 +1,5 @@
 use super::*;
 use crate::{
-    bugs::Bug,
     message::Identity,
     names::{ConsumerName, IdempotencyKey, ScopeId, Tenant},
     outbox::collect::{CAUSED_BY, Collector, PublishRules},
@@ -67,7 +66,7 @@ fn o17_a_second_run_makes_the_same_events() {
 #[cfg(idem_bugs)]
 #[test]
 fn o17_ids_that_are_drawn_are_found() {
-    crate::bugs::plant(Some(Bug::RandomId));
+    crate::bugs::plant(Some(crate::bugs::Bug::RandomId));
     let [first, second] = ids_of_two_runs();
     crate::bugs::plant(None);
     assert!(first != second && first.len() == second.len());

@@ -1,4 +1,5 @@
 #![doc = include_str!("lib.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
 #![warn(clippy::iter_over_hash_type)]
 

@@ -1,4 +1,5 @@
 #![doc = include_str!("lib.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "server")]
 mod date;

@@ -10,6 +10,7 @@
 //! `&mut SqliteConnection`, and runs its statements on that; sqlx's own nested transactions work on it.
 //!
 //! The crate re-exports [`idem_core`] and [`idem_sql`] whole, so that versions agree.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use idem_core;
 pub use idem_sql;

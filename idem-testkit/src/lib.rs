@@ -4,6 +4,7 @@
 //! tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
 //!
 //! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
 #![warn(clippy::iter_over_hash_type)]
 

@@ -3,6 +3,7 @@
     not(feature = "publish"),
     doc = "Secrets and signatures of Standard Webhooks; the publisher is the feature `publish`."
 )]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "publish")]
 mod addresses;

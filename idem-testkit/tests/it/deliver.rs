@@ -10,10 +10,11 @@ use idem_testkit::{
     Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, deliver_publishing, message,
 };
 
-/// The program of the README's "Test your handler" is `readme.rs`, which is compiled and runs here.
+/// The test without a database in docs/guide/testing.md is `guide.rs`, which is compiled and runs here.
 #[test]
-fn the_readme_shows_the_test_that_runs() {
-    assert!(include_str!("../../../README.md").contains(include_str!("readme.rs")), "README.md and readme.rs differ");
+fn the_guide_shows_the_test_that_runs() {
+    let page = include_str!("../../../docs/guide/testing.md");
+    assert!(page.contains(include_str!("guide.rs")), "testing.md and guide.rs differ");
 }
 
 struct Ledger;

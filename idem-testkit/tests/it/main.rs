@@ -9,10 +9,10 @@
 )]
 
 mod deliver;
+mod guide;
 mod memory;
 #[cfg(feature = "failpoints")]
 mod prove;
-mod readme;
 mod relay;
 mod remote;
 mod run_once;

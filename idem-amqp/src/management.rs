@@ -101,10 +101,23 @@ fn percent_decoded(text: &str) -> Option<String> {
     while let Some(byte) = rest.next() {
         if byte == b'%' {
             let digits = [rest.next()?, rest.next()?];
+            // `from_str_radix` takes a sign.
+            let digits = digits.iter().all(u8::is_ascii_hexdigit).then_some(digits)?;
             bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
         } else {
             bytes.push(byte);
         }
     }
     String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_escape_is_two_digits_without_a_sign() {
+        assert_eq!(percent_decoded("%2fb").as_deref(), Some("/b"));
+        assert_eq!((percent_decoded("%+1b"), percent_decoded("%2")), (None, None));
+    }
 }

@@ -32,7 +32,9 @@ fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
+        // `from_str_radix` takes a sign.
+        let digits = after.get(..2).filter(|pair| pair.iter().all(u8::is_ascii_hexdigit));
+        let digits = digits.and_then(|pair| std::str::from_utf8(pair).ok());
         match digits.and_then(|pair| u8::from_str_radix(pair, 16).ok()).filter(|_| first == b'%') {
             Some(byte) => (bytes, rest) = (push(bytes, byte), &after[2..]),
             None => (bytes, rest) = (push(bytes, first), after),
@@ -95,6 +97,11 @@ mod tests {
         for url in ["postgres://u@db/x", "postgres://u@db/x?sslmode=prefer", "host=db password=a?sslrootcert=b"] {
             assert_eq!(take_parameters(url), (url.into(), None));
         }
+    }
+
+    #[test]
+    fn an_escape_is_two_digits_without_a_sign() {
+        assert_eq!((decode("a%2Fb").as_str(), decode("a%+1b").as_str(), decode("%").as_str()), ("a/b", "a%+1b", "%"));
     }
 
     #[test]

@@ -37,15 +37,16 @@ pub(crate) fn run(new: &New) -> Result<Report, Failure> {
         written.map_err(|error| failed(&path, &error))?;
     }
     let name = &new.name;
-    let said = format!("{name}/ is a worker with its test: {name}/README.md says how to run and change it");
-    Ok(Report::said(match crates {
+    let said =
+        Report::said(format!("{name}/ is a worker with its test: {name}/README.md says how to run and change it"));
+    Ok(match crates {
         None => said,
-        Some(path) => format!(
-            "{said}\nDocker cannot build its image: {} is outside of {name}/. Start its other services alone, and the worker with cargo, as \
-             README.md says under \"Change it\"",
+        Some(path) => said.line(format!(
+            "Docker cannot build its image: {} is outside of {name}/. Start its other services alone, and the worker with cargo, as README.md says \
+             under \"Change it\"",
             path.display()
-        ),
-    }))
+        )),
+    })
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {

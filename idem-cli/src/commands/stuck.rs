@@ -56,7 +56,7 @@ WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
 const STOPPED: &str = "\
 SELECT c.name AS consumer, c.tenant, o.state, o.at AS since, nullif(o.by, '') AS by, nullif(o.reason, '') AS reason,
     pg_catalog.concat('idem consumers resume ', CASE WHEN c.name OPERATOR(pg_catalog.~) '^[A-Za-z0-9_./:@-]+$' THEN c.name
-        ELSE pg_catalog.concat('''', pg_catalog.replace(c.name, '''', '''\\'''''), '''') END) AS goes_on_with
+        ELSE pg_catalog.concat('''', pg_catalog.replace(c.name, '''', pg_catalog.concat('''', pg_catalog.chr(92), '''''')), '''') END) AS goes_on_with
 FROM {schema}.controls AS o JOIN {schema}.consumers AS c ON c.id = o.consumer
 WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT $1::int8";
 

@@ -93,7 +93,7 @@ pub(super) fn describe(error: &(dyn Error + 'static)) -> Option<String> {
     }
     let error = error.downcast_ref::<sqlx::Error>()?;
     Some(match error {
-        sqlx::Error::Io(error) => format!("the connection to the database failed: {}", error.kind()),
+        sqlx::Error::Io(error) => format!("the connection to the database failed: {error}"),
         sqlx::Error::Tls(_) => "TLS to the database failed".to_owned(),
         sqlx::Error::Protocol(_) => "the database answered something unexpected".to_owned(),
         sqlx::Error::RowNotFound => "no row was found".to_owned(),

@@ -106,7 +106,7 @@ fn describe_sqlx(error: &Error) -> String {
             Some(error) => return describe_sqlite(error),
             None => "another database answered with an error",
         },
-        Error::Io(error) => return format!("I/O error of the database: {}", error.kind()),
+        Error::Io(error) => return format!("I/O error of the database: {error}"),
         Error::Tls(_) => "TLS error of a database connection",
         Error::WorkerCrashed => "the thread of the database connection has ended",
         Error::PoolTimedOut => "a pool had no connection to give in time",

@@ -94,7 +94,7 @@ async fn a_worker_on_the_crates_of_a_clone_is_told_that_its_image_cannot_be_buil
     idem.args(["new", "mine", "--broker", "sqs", "--store", "sqlite", "--crates"]).arg(clone).env_clear();
     let output = idem.current_dir(&place).output().await.unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && said.contains("Docker cannot build its image: "), "{said}");
+    assert!(output.status.success() && said.contains("\nDocker cannot build its image: "), "{said}");
     std::fs::remove_dir_all(place).unwrap();
 }
 

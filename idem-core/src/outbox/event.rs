@@ -134,6 +134,8 @@ impl Event {
 
     /// Sets the ordering key, of at most 1,024 bytes: events with the same one stay in order at their destination. On Kafka it becomes
     /// the record's key. A longer one is refused when the event is published.
+    ///
+    /// Pass a literal or an owned key. A borrowed one does not compile ("must outlive 'static"): write `ordering_key(parcel.to_owned())`.
     pub fn ordering_key(mut self, key: impl Into<Bytes>) -> Self {
         self.ordering_key = Some(key.into());
         self

@@ -40,7 +40,7 @@ pub struct Amqp {
 
     /// The queue for messages that must wait longer than --consumer-timeout allows; messages that expire there must come back
     /// to --queue [default: they come back at once]
-    #[arg(long, env = "AMQP_RETRY_QUEUE", value_name = "NAME")]
+    #[arg(long, hide_short_help = true, env = "AMQP_RETRY_QUEUE", value_name = "NAME")]
     retry_queue: Option<String>,
 
     /// How many messages are delivered and not settled at most
@@ -48,7 +48,7 @@ pub struct Amqp {
     prefetch: u16,
 
     /// The consumer_timeout of the broker, where it is not the broker's own default
-    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "30m", value_parser = spans::span)]
     consumer_timeout: Duration,
 
     /// The management API, http://host:port, which shows whether the queue may drop messages [default: it is unknown]
@@ -57,28 +57,34 @@ pub struct Amqp {
 
     /// After how many deliveries the queue takes a message away, or none, where no --management-url shows it
     /// [default: it is unknown, and one message at a time is in hand until some have gone well]
-    #[arg(long, env = "AMQP_DELIVERY_LIMIT", value_name = "N|none", value_parser = delivery_limit)]
+    #[arg(long, hide_short_help = true, env = "AMQP_DELIVERY_LIMIT", value_name = "N|none", value_parser = delivery_limit)]
     delivery_limit: Option<DeliveryLimit>,
 
     /// A file of certificates, as PEM, of authorities that are trusted beside the platform's, for amqps:// and https://
-    #[arg(long, env = "AMQP_AUTHORITIES", value_name = "FILE")]
+    #[arg(long, hide_short_help = true, env = "AMQP_AUTHORITIES", value_name = "FILE")]
     authorities: Option<PathBuf>,
 
     /// A further host of the cluster, HOST or HOST:PORT; repeatable, or separated by commas. They are tried in turn
-    #[arg(long, env = "AMQP_HOSTS", value_name = "HOST", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, env = "AMQP_HOSTS", value_name = "HOST", value_delimiter = ',')]
     amqp_host: Vec<String>,
 
     /// A file with this client's certificate and those that lead to its authority, as PEM, where the broker asks for one
-    #[arg(long, env = "AMQP_CLIENT_CERTIFICATE", value_name = "FILE", requires = "client_key")]
+    #[arg(long, hide_short_help = true, env = "AMQP_CLIENT_CERTIFICATE", value_name = "FILE", requires = "client_key")]
     client_certificate: Option<PathBuf>,
 
     /// A file with the key of --client-certificate, as PEM
-    #[arg(long, env = "AMQP_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
+    #[arg(long, hide_short_help = true, env = "AMQP_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
     /// The priority among the queue's consumers (x-priority): those of a lower one get messages only while none of a higher one
     /// has room [default: 0]
-    #[arg(long, env = "AMQP_CONSUMER_PRIORITY", value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        hide_short_help = true,
+        env = "AMQP_CONSUMER_PRIORITY",
+        value_name = "NUMBER",
+        allow_negative_numbers = true
+    )]
     consumer_priority: Option<i32>,
 
     #[command(flatten)]

@@ -11,11 +11,11 @@ use crate::{spans, values::DatabaseUrl};
 #[command(next_help_heading = "Cleanup")]
 pub(crate) struct CleanupFlags {
     /// How often this worker removes expired rows, or off; of all workers on a schema, one does it
-    #[arg(long, env = "IDEM_CLEANUP_EVERY", value_name = "TIME", default_value = "1h", value_parser = every)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "1h", value_parser = every)]
     cleanup_every: Every,
 
     /// The login that may delete, where the worker's own may not [default: the worker's own]
-    #[arg(long, env = "IDEM_CLEANUP_DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    #[arg(long, hide_short_help = true, value_name = "URL", hide_env_values = true)]
     pub(crate) cleanup_database_url: Option<DatabaseUrl>,
 }
 

@@ -2,7 +2,9 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
+use clap::{
+    Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource,
+};
 
 use crate::{broker::Broker, config, refusal, settings::Settings, values::has_password, variables};
 
@@ -57,8 +59,8 @@ pub(crate) fn read<B: Broker, A>(
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
 ) -> Result<CommandLine<B, A>, Stop> {
-    let mut command = command::<B>(name, version, own.flags);
-    let (matches, foreign) = matches(&mut command, B::VARIABLES, arguments, variables)?;
+    let command = command::<B>(name, version, own.flags);
+    let (command, matches, foreign) = matches(command, B::VARIABLES, arguments, variables)?;
     let refused = |error| Stop::Refused(refusal::line(&error, &command));
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
@@ -69,13 +71,16 @@ pub(crate) fn read<B: Broker, A>(
 }
 
 /// The values of this command's flags by the command line, the variables and the file, and the unread variables that begin
-/// with `prefix`.
+/// with `prefix`. The command has its variables and its help then.
 pub(crate) fn matches(
-    command: &mut Command,
+    command: Command,
     prefix: &str,
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
-) -> Result<(ArgMatches, Vec<String>), Stop> {
+) -> Result<(Command, ArgMatches, Vec<String>), Stop> {
+    let set: Vec<String> = variables.into_iter().collect();
+    let (command, known) = variables::named(command, &set).map_err(Stop::Refused)?;
+    let command = &mut with_help(command);
     let arguments = config::with_file(command, arguments).map_err(Stop::Refused)?;
     let matches = match command.try_get_matches_from_mut(arguments) {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
@@ -86,7 +91,7 @@ pub(crate) fn matches(
         matches => matches,
     };
     // First, because a misspelt variable is why a required one is missing.
-    let foreign = variables::foreign(command, prefix, variables).map_err(Stop::Refused)?;
+    let foreign = variables::foreign(command, &known, prefix, &set).map_err(Stop::Refused)?;
     let matches = matches.map_err(|error| match (error.kind(), &foreign[..]) {
         // One of them may have been meant, such as KAFKA_BOOTSTRAP_SERVERS.
         (ErrorKind::MissingRequiredArgument, [_, ..]) => {
@@ -95,7 +100,18 @@ pub(crate) fn matches(
         }
         _ => Stop::Refused(refusal::line(&error, command)),
     })?;
-    Ok((matches, foreign))
+    Ok((command.clone(), matches, foreign))
+}
+
+/// The usual flags are one screen; the others are behind `--help-all`.
+fn with_help(command: Command) -> Command {
+    let flag = |name: &'static str, does: ArgAction| Arg::new(name).long(name).action(does).help_heading("Help");
+    command
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .arg(flag("help", ArgAction::HelpShort).short('h').help("Print the usual settings"))
+        .arg(flag("help-all", ArgAction::HelpLong).help("Print all settings"))
+        .arg(flag("version", ArgAction::Version).short('V').help("Print the version"))
 }
 
 /// The files with secrets that are read, each with its flag.
@@ -126,7 +142,7 @@ pub(crate) fn given(command: &Command, matches: &ArgMatches) -> String {
             continue;
         }
         if !argument.get_action().takes_values() {
-            given.push(format!("--{flag}"));
+            given.extend(matches.get_flag(id).then(|| format!("--{flag}")));
             continue;
         }
         for value in matches.get_raw(id).into_iter().flatten() {

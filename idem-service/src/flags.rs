@@ -21,7 +21,7 @@ pub(crate) struct Flags {
     pub(crate) database_url: DatabaseUrl,
 
     /// The schema (on SQLite the prefix) of idem's tables
-    #[arg(long, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
+    #[arg(long, value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
     pub(crate) schema: SchemaName,
 
     /// Create or update idem's tables before the start
@@ -29,11 +29,11 @@ pub(crate) struct Flags {
     pub(crate) migrate: bool,
 
     /// Create the application's tables before the start
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) create_tables: bool,
 
     /// How long the start waits for a database or broker that cannot be reached
-    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "2m", value_parser = spans::span)]
     pub(crate) startup_timeout: Duration,
 
     /// How long a stop waits for running handlers
@@ -45,42 +45,42 @@ pub(crate) struct Flags {
     pub(crate) handler_deadline: Duration,
 
     /// Serve /metrics, /healthz, /readyz and a page on this address; a port alone is one of 127.0.0.1 [default: off]
-    #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
 
     /// A name by which --admin may be asked for, beside addresses and localhost; repeatable
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, hide_short_help = true, value_name = "NAME")]
     pub(crate) admin_host: Vec<String>,
 
     /// Show keys in logs, spans and errors and on the page as keyed hashes, with the secret in this file [default: show
     /// them as they are]
-    #[arg(long, env = "IDEM_KEY_SECRET_FILE", value_name = "FILE")]
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
     pub(crate) key_secret_file: Option<PathBuf>,
 
     /// Whether this process brings the events that its handlers publish to their destinations; off where another one does
     #[arg(
-        long, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
+        long, hide_short_help = true, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
         action = ArgAction::Set, value_parser = on_or_off
     )]
     pub(crate) relay: bool,
 
     /// How events are written: binary, with the attributes of CloudEvents as headers, or structured, with them in a payload of
     /// JSON around the event's [default: binary; structured with --profile guardia]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, hide_short_help = true, value_name = "FORMAT")]
     pub(crate) event_format: Option<EventFormat>,
 
     /// The source of events, an attribute of CloudEvents: a URI reference [default: /idem/ and the consumer's name, with the
     /// tenant before it where there is one]
-    #[arg(long, value_name = "URI", value_parser = event_source)]
+    #[arg(long, hide_short_help = true, value_name = "URI", value_parser = event_source)]
     pub(crate) event_source: Option<String>,
 
     /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
     /// not sent again, but waits for a person
-    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
     pub(crate) receiver_keeps: Duration,
 
     /// How the log on standard error is written; RUST_LOG chooses its lines
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    #[arg(long, hide_short_help = true, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
 }
 

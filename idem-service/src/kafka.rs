@@ -39,7 +39,7 @@ pub struct Kafka {
     dead_letter_topic: Option<String>,
 
     /// Which messages are handled in turn: those with one record key, or all of a partition
-    #[arg(long, value_name = "WHAT", default_value = "key")]
+    #[arg(long, hide_short_help = true, value_name = "WHAT", default_value = "key")]
     lane_by: LaneBy,
 
     /// Where a group without committed offsets starts [default: it is refused]
@@ -48,7 +48,7 @@ pub struct Kafka {
 
     /// Log in to Amazon MSK in this region with IAM, by the credentials that the AWS SDK finds
     #[cfg(feature = "msk-iam")]
-    #[arg(long, env = "KAFKA_MSK_IAM", value_name = "REGION")]
+    #[arg(long, hide_short_help = true, env = "KAFKA_MSK_IAM", value_name = "REGION")]
     msk_iam: Option<String>,
 
     /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable. NAME=@FILE takes the value from a file, such

@@ -18,25 +18,25 @@ pub(crate) struct Settings {
     pub(crate) flags: Flags,
 
     /// The consumer's name, which scopes its keys
-    #[arg(long, env = "IDEM_CONSUMER", value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     pub(crate) consumer: String,
 
     /// Where keys come from; repeatable, the first that is present wins: header:NAME, json:/POINTER, record-key,
     /// cloudevents, message-id, type, join(A,B) [default: header:idempotencykey and json:/idempotencykey, which must agree
     /// where both are present]
-    #[arg(long, value_name = "RULE", value_parser = keys::key)]
+    #[arg(long, hide_short_help = true, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,
 
     /// The required form of a key; uuid-strict also wants a version and variant of RFC 9562
-    #[arg(long, value_name = "POLICY", default_value = "token")]
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "token")]
     key_policy: KeyPolicyFlag,
 
     /// How long records are kept: 2h, 24h, 7d or any other time, or forever
-    #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
     pub(crate) retention: Retention,
 
     /// Refuse a --retention that is not longer than the broker may deliver a message again, in place of a warning
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) strict_retention: bool,
 
     /// Try whether the worker could start, and exit: 0, or the status and line of the start that would fail. Receives and writes
@@ -45,44 +45,44 @@ pub(crate) struct Settings {
     pub(crate) check: bool,
 
     /// Drain and exit once attached and idle for that long [default: never]
-    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = spans::span)]
     pub(crate) until_idle: Option<Duration>,
 
     /// How long a claim waits for others that hold its keys
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
     pub(crate) busy_timeout: Duration,
 
     /// How many messages are received and not yet settled at most
-    #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
+    #[arg(long, hide_short_help = true, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
     pub(crate) in_flight: usize,
 
     /// The treatment of a message that is older than its record would be kept
-    #[arg(long, value_name = "POLICY", default_value = "process")]
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "process")]
     older_than_retention: OlderThanRetentionFlag,
 
     /// The largest payload that is handled; a larger one is a dead letter
-    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
     pub(crate) payload_max: usize,
 
     /// The most headers of a message that is handled; one with more is a dead letter
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000, value_parser = sizes::count(1_usize..=100_000))]
+    #[arg(long, hide_short_help = true, value_name = "COUNT", default_value_t = 1_000, value_parser = sizes::count(1_usize..=100_000))]
     pub(crate) headers_max: usize,
 
     /// The most bytes of all names and values of its headers
-    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = sizes::size)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "64KiB", value_parser = sizes::size)]
     pub(crate) headers_bytes_max: usize,
 
     /// The largest payload that a row of dead letters keeps; a message beyond it is settled only once a topic or queue for
     /// dead letters has confirmed it [default: 32MiB, or --payload-max where that is more]
-    #[arg(long, value_name = "BYTES", value_parser = sizes::size)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = sizes::size)]
     dead_letter_payload_max: Option<usize>,
 
     /// How many bytes the dead letters of the consumer take at most, or off; a message for which there is no room cannot be kept
-    #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
+    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
     pub(crate) dead_letters_bytes_max: Quota,
 
     /// The treatment of a message that is to be set aside and cannot be kept; it is not acknowledged either way
-    #[arg(long, value_name = "POLICY", default_value = "hold")]
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "hold")]
     on_unkeepable: OnUnkeepableFlag,
 
     /// How many attempts a message gets
@@ -90,20 +90,20 @@ pub(crate) struct Settings {
     pub(crate) attempts: u32,
 
     /// The wait after the first attempt; each further one is longer, up to --backoff-max
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "200ms", value_parser = spans::span)]
     pub(crate) backoff_first: Duration,
 
     /// The wait before the last attempt
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
     pub(crate) backoff_max: Duration,
 
     /// The treatment of a message whose key was used before for another payload
-    #[arg(long, value_name = "POLICY", default_value = "dead-letter")]
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "dead-letter")]
     on_conflict: OnConflictFlag,
 
     /// Whether more than half of the last 50 fresh messages becoming dead letters pauses intake
     #[arg(
-        long, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
+        long, hide_short_help = true, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
         action = ArgAction::Set, value_parser = on_or_off
     )]
     pub(crate) dead_letter_breaker: bool,

@@ -33,7 +33,7 @@ pub struct Sqs {
     dead_letter_queue_url: Option<String>,
 
     /// The envelope around the producer's message [default: none]
-    #[arg(long, value_name = "WHAT")]
+    #[arg(long, hide_short_help = true, value_name = "WHAT")]
     envelope: Option<Envelope>,
 
     /// How long SQS hides a message from others before it must be extended; longer than --handler-deadline
@@ -41,7 +41,7 @@ pub struct Sqs {
     visibility: Duration,
 
     /// How long a receive waits for messages, and a stop for the last one: --drain must be 3s longer
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
     wait: Duration,
 
     #[command(flatten)]

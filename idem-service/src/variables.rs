@@ -1,6 +1,6 @@
 //! Unknown variables with one of our prefixes: a misspelt setting that is ignored is found out in production.
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, builder::BoolishValueParser};
 
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
@@ -31,36 +31,64 @@ const OF_THE_HOUSE: [&str; 21] = [
     "IDEM_TEST_RUN",
 ];
 
-/// Those of `names` that begin like the broker's and are read by no flag, for a warning: another program's, such as
-/// `KAFKA_HEAP_OPTS`.
+/// The flags that print something and end.
+const PRINTS: [&str; 3] = ["help", "help-all", "version"];
+
+/// Gives each flag its variable, `IDEM_` and its name. A flag that has another one too, such as `DATABASE_URL`, reads the
+/// variable that is among `set`. Returns the names of all with the command.
+///
+/// # Errors
+/// One line about a flag with both of its variables set.
+pub(crate) fn named(command: Command, set: &[String]) -> Result<(Command, Vec<String>), String> {
+    let (mut names, mut both) = (Vec::new(), None);
+    let is_set = |name: &str| set.iter().any(|set| set == name);
+    let command = command.mut_args(|flag| {
+        let Some(long) = flag.get_long().filter(|long| !PRINTS.contains(long)) else { return flag };
+        let own = format!("{OURS}{}", long.to_uppercase().replace('-', "_"));
+        let other = flag.get_env().and_then(|name| name.to_str()).filter(|name| *name != own).map(str::to_owned);
+        if let Some(other) = other.as_deref().filter(|other| is_set(other) && is_set(&own)) {
+            both.get_or_insert(format!("{own} and {other} are both set, and are one setting: unset one of them"));
+        }
+        let reads_other = other.is_some() && !is_set(&own);
+        names.extend(other.into_iter().chain([own.clone()]));
+        // Of a process there is one command.
+        let flag = if reads_other { flag } else { flag.env(&*own.leak()) };
+        if flag.get_action().takes_values() { flag } else { flag.value_parser(BoolishValueParser::new()) }
+    });
+    both.map_or(Ok((command, names)), Err)
+}
+
+/// Those of `set` that begin like the broker's and are read by no flag, for a warning: another program's, such as
+/// `KAFKA_HEAP_OPTS`. `known` are the variables of the flags.
 ///
 /// # Errors
 /// One line about the first unknown variable with our prefix, or with the broker's where it resembles a setting.
 pub(crate) fn foreign(
     command: &Command,
+    known: &[String],
     broker: &str,
-    names: impl IntoIterator<Item = String>,
+    set: &[String],
 ) -> Result<Vec<String>, String> {
-    let known: Vec<&str> = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str()).collect();
-    let mut unknown: Vec<String> = names
-        .into_iter()
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    let mut unknown: Vec<String> = set
+        .iter()
         .filter(|name| name.starts_with(OURS) || name.starts_with(broker))
         .filter(|name| {
             !known.contains(&name.as_str()) && !OF_THE_HOUSE.contains(&name.as_str()) && !is_of_kubernetes(name)
         })
+        .cloned()
         .collect();
     // The environment has no order, and the line should not change from start to start.
     unknown.sort();
     for name in &unknown {
         let words = name.trim_start_matches(OURS).trim_start_matches(broker).to_lowercase().replace('_', "-");
-        let is_flag =
-            |flag: &Arg| flag.get_long() == Some(&words) && !["help", "version"].contains(&flag.get_id().as_str());
+        let is_flag = |flag: &Arg| flag.get_long() == Some(&words) && !PRINTS.contains(&flag.get_id().as_str());
         let hint = if let Some(variable) = meant(name, broker, &known) {
             format!("did you mean {variable}?")
         } else if command.get_arguments().any(is_flag) {
-            format!("this setting has no variable, use the flag --{words}")
+            format!("did you mean {OURS}{}?", words.to_uppercase().replace('-', "_"))
         } else if name.starts_with(OURS) {
-            format!("those that there are: {}", known.join(", "))
+            "each setting has one, IDEM_ and the name of its flag: --help-all lists them".to_owned()
         } else {
             continue;
         };
@@ -82,8 +110,12 @@ fn meant<'a>(name: &str, broker: &str, known: &[&'a str]) -> Option<&'a str> {
 
 /// The most similar of `known`, by the measure and the threshold that clap has for flags.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    let similar = known.iter().map(|variable| (similarity(name, variable), *variable));
-    similar.filter(|(similarity, _)| *similarity > 0.7).max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, v)| v)
+    let prefix = |name: &str| name.split('_').next().map(str::to_owned);
+    let similar =
+        known.iter().map(|variable| (similarity(name, variable), prefix(name) == prefix(variable), *variable));
+    let similar = similar.filter(|(similarity, ..)| *similarity > 0.7);
+    // Of the two names of a setting, the one with the same beginning.
+    similar.max_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))).map(|(_, _, variable)| variable)
 }
 
 fn similarity(one: &str, other: &str) -> f64 {
@@ -107,19 +139,24 @@ fn is_of_kubernetes(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn foreign_of(name: &str) -> Result<Vec<String>, String> {
+    fn command() -> Command {
         let flag = |name: &'static str| Arg::new(name).long(name);
-        let command = Command::new("worker")
-            .arg(flag("consumer").env("IDEM_CONSUMER"))
-            .arg(flag("retention").env("IDEM_RETENTION"))
+        Command::new("worker")
+            .arg(flag("consumer"))
+            .arg(flag("retention"))
             .arg(flag("topic").env("KAFKA_TOPIC"))
             .arg(flag("database-url").env("DATABASE_URL"))
             .arg(flag("brokers").env("KAFKA_BROKERS"))
             .arg(flag("group").env("KAFKA_GROUP"))
-            .arg(flag("schema").env("IDEM_SCHEMA"))
+            .arg(flag("schema"))
             .arg(flag("lanes"))
-            .arg(flag("version"));
-        foreign(&command, "KAFKA_", [name.to_owned(), "PATH".to_owned()])
+            .arg(flag("version"))
+    }
+
+    fn foreign_of(name: &str) -> Result<Vec<String>, String> {
+        let set = [name.to_owned(), "PATH".to_owned()];
+        let (command, known) = named(command(), &set)?;
+        foreign(&command, &known, "KAFKA_", &set)
     }
 
     fn refused(name: &str) -> Option<String> {
@@ -132,12 +169,12 @@ mod tests {
             ("IDEM_CONSUMERS", "did you mean IDEM_CONSUMER?"),
             ("IDEM_RETENTON", "did you mean IDEM_RETENTION?"),
             ("KAFKA_TOPICS", "did you mean KAFKA_TOPIC?"),
-            ("IDEM_OPERATORS", "those that there are: "),
-            ("IDEM_LANES", "use the flag --lanes"),
+            ("IDEM_OPERATORS", "each setting has one"),
+            ("IDEM_LANE", "did you mean IDEM_LANES?"),
             ("KAFKA_GROUP_ID", "did you mean KAFKA_GROUP?"),
             ("KAFKA_RETENTION", "did you mean IDEM_RETENTION?"),
-            ("KAFKA_LANES", "use the flag --lanes"),
-            ("IDEM_SASL_PASSWORD", "those that there are: IDEM_CONSUMER, IDEM_RETENTION, KAFKA_TOPIC"),
+            ("KAFKA_LANES", "did you mean IDEM_LANES?"),
+            ("IDEM_SASL_PASSWORD", "--help-all lists them"),
         ] {
             let line = refused(name).unwrap_or_else(|| panic!("{name} is let through"));
             assert!(line.contains(name) && line.contains(hint), "{line}");
@@ -148,6 +185,7 @@ mod tests {
     fn known_foreign_and_kubernetes_variables_are_let_through() {
         for name in [
             "IDEM_CONSUMER",
+            "IDEM_TOPIC",
             "IDEM_OPERATOR",
             "IDEM_PORT_OFFSET",
             "IDEM_POSTGRES_URL",
@@ -167,6 +205,24 @@ mod tests {
         ] {
             assert_eq!(foreign_of(name), Ok(Vec::new()));
         }
+    }
+
+    #[test]
+    fn each_flag_has_its_variable_and_of_two_one_may_be_set() {
+        let read = |set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|name| (*name).to_owned()).collect();
+            let (command, _) = named(command(), &set)?;
+            let flag = command.get_arguments().find(|flag| flag.get_long() == Some("database-url"));
+            Ok::<_, String>(flag.and_then(|flag| flag.get_env()?.to_str()).unwrap_or_default().to_owned())
+        };
+        assert_eq!(read(&[]).as_deref(), Ok("DATABASE_URL"));
+        assert_eq!(read(&["DATABASE_URL"]).as_deref(), Ok("DATABASE_URL"));
+        assert_eq!(read(&["IDEM_DATABASE_URL"]).as_deref(), Ok("IDEM_DATABASE_URL"));
+        let both = "IDEM_DATABASE_URL and DATABASE_URL are both set, and are one setting: unset one of them";
+        assert_eq!(read(&["DATABASE_URL", "IDEM_DATABASE_URL"]), Err(both.to_owned()));
+        let (command, names) = named(command(), &[]).unwrap();
+        let has_variable = |flag: &Arg| flag.get_env().is_some() || flag.get_long() == Some("version");
+        assert!(command.get_arguments().all(has_variable) && names.contains(&"IDEM_LANES".to_owned()), "{names:?}");
     }
 
     /// Images and charts set them for other programs, and no flag reads them.

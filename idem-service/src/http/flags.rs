@@ -14,7 +14,7 @@ pub(crate) struct HttpFlags {
     pub(crate) common: Flags,
 
     /// Where requests are served; a port alone is one of 127.0.0.1
-    #[arg(long, env = "IDEM_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
 
     /// How keys are answered for: ietf, the draft of the IETF; guardia, with its codes and times; or stripe, for its clients
@@ -22,20 +22,20 @@ pub(crate) struct HttpFlags {
     pub(crate) profile: ProfileFlag,
 
     /// Give each 2xx that is replayed the status 200, such as a first 201; all others keep theirs
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) replay_2xx_as_200: bool,
 
     /// How long a request waits for another one with its key [default: as the profile says; ietf does not wait]
-    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = spans::span)]
     pub(crate) in_progress_wait: Option<Duration>,
 
     /// How long a key is known, and its operation does not run again [default: as the profile says]
-    #[arg(long, env = "IDEM_KEYS_FOR", value_name = "TIME", value_parser = spans::retention)]
+    #[arg(long, value_name = "TIME", value_parser = spans::retention)]
     pub(crate) keys_for: Option<Retention>,
 
     /// How long the answer of an operation is kept and given again; then repeats learn only that it was done
     /// [default: 24h, or as long as its key where that is less]
-    #[arg(long, env = "IDEM_ANSWERS_FOR", value_name = "TIME", value_parser = spans::retention)]
+    #[arg(long, value_name = "TIME", value_parser = spans::retention)]
     pub(crate) answers_for: Option<Retention>,
 
     /// Make fingerprints of requests with the secret in this file, NUMBER=FILE, the same in all instances; repeatable, the first
@@ -57,12 +57,12 @@ pub(crate) struct HttpFlags {
     pub(crate) lanes: Option<usize>,
 
     /// How many requests of one tenant may be in hand at once, repeats that wait included; one more gets 429
-    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = sizes::count(1_usize..=1_000_000))]
+    #[arg(long, hide_short_help = true, value_name = "COUNT", default_value = "1000", value_parser = sizes::count(1_usize..=1_000_000))]
     pub(crate) tenant_requests_max: usize,
 
     /// How many requests of one tenant may come in a second to this process, as a mean, repeats included; as many may come at once after a
     /// pause, and one that comes sooner gets 429 [default: no limit]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, hide_short_help = true, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) tenant_rate_max: Option<u32>,
 
     #[command(flatten)]

@@ -67,9 +67,9 @@ fn read<A>(
     let command = HttpFlags::augment_args(flags.next_help_heading("Service").arg(config::flag()));
     // Otherwise clap takes the documentation of the structs that hold the flags.
     let about = "Serves requests over HTTP; a request's writes are committed exactly once for its Idempotency-Key";
-    let mut command = command.about(about).long_about(None);
+    let command = command.about(about).long_about(None);
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let (matches, foreign) = command_line::matches(&mut command, "KAFKA_", arguments, variables)?;
+    let (command, matches, foreign) = command_line::matches(command, "KAFKA_", arguments, variables)?;
     // Another program's: this one need not have anything to do with Kafka.
     drop(foreign);
     let refused = |error| Stop::Refused(crate::refusal::line(&error, &command));

@@ -101,7 +101,8 @@ async fn a_database_of_another_kind_is_refused_without_its_url() {
 async fn an_unknown_variable_is_refused_and_a_known_one_is_not() {
     for (name, hint) in [
         ("IDEM_CONSUMMER", "did you mean IDEM_CONSUMER?"),
-        ("IDEM_LANES", "use the flag --lanes"),
+        ("IDEM_LANE", "did you mean IDEM_LANES?"),
+        ("MEMORY_LANES", "did you mean IDEM_LANES?"),
         ("MEMORY_SOCKETS", "did you mean MEMORY_SOCKET?"),
     ] {
         let ended = Worker::bare(GOOD).variable(name, "x").run().await.with(2);
@@ -124,6 +125,8 @@ async fn each_variable_is_read_and_its_flag_wins() {
         ("IDEM_ADMIN", "--admin", "127.0.0.1:1", "127.0.0.1:2"),
         ("MEMORY_SOCKET", "--socket", "/one", "/other"),
         ("MEMORY_QUEUE", "--queue", "one", "other"),
+        ("IDEM_QUEUE", "--queue", "one", "other"),
+        ("IDEM_LANES", "--lanes", "2", "3"),
     ] {
         // It ends once it has logged its settings.
         let worker = || {
@@ -177,8 +180,11 @@ async fn the_key_comes_from_where_the_flags_say() {
 async fn help_and_version_are_answers() {
     let ended = Worker::bare("--help").run().await.with(0);
     assert!(ended.output.starts_with("Consumes messages; their handlers' writes"), "{}", ended.output);
-    for text in ["--database-url", "DATABASE_URL", "--socket", "[default: 20s]", "--dead-letter-breaker"] {
+    for text in ["--database-url", "DATABASE_URL", "--socket", "[default: 20s]", "IDEM_LANES"] {
         assert!(ended.output.contains(text), "{text} is not in\n{}", ended.output);
     }
-    assert!(Worker::bare("--version").run().await.with(0).output.starts_with("ledger "));
+    assert!(!ended.output.contains("--dead-letter-breaker"), "{}", ended.output);
+    let all = Worker::bare("--help-all").run().await.with(0).output;
+    assert!(all.contains("--dead-letter-breaker") && all.contains("IDEM_DEAD_LETTER_BREAKER"), "{all}");
+    assert!(Worker::bare("--version").run().await.with(0).output.starts_with("worker "));
 }

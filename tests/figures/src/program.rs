@@ -44,7 +44,7 @@ impl Program {
 
     fn cargo(&self, arguments: &[&str]) -> Result<String, String> {
         let mut cargo = Command::new("cargo");
-        cargo.args(arguments).arg("--offline").current_dir(self.path("."));
+        cargo.arg("--offline").args(arguments).current_dir(self.path("."));
         // As a user has it: no flags, profiles or variables of the workspace's.
         let ours = |name: &String| {
             ["RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER"].contains(&name.as_str())
@@ -86,6 +86,23 @@ impl Program {
         Ok(children_seconds()? - before)
     }
 
+    /// The functions of the engine that its own crate compiles once more.
+    pub(crate) fn engine(&self) -> Result<usize, String> {
+        let folder = self.target.join("debug/deps");
+        self.cargo(&["rustc", "--quiet", "--", "-C", "codegen-units=1", "--emit=obj"])?;
+        let files = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let of_program = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(&format!("{NAME}-")) && name.ends_with(".o")
+        };
+        let files: Vec<PathBuf> = files.filter_map(|file| Some(file.ok()?.path())).filter(of_program).collect();
+        if files.is_empty() {
+            return Err(format!("{}: no object file of {NAME}", folder.display()));
+        }
+        let symbols = printed(Command::new("nm").args(["--demangle", "--defined-only"]).args(&files))?;
+        Ok(symbols.lines().filter_map(|line| line.splitn(3, ' ').nth(2)).filter(|name| is_of_engine(name)).count())
+    }
+
     /// Changes the handler's last line, or changes it back.
     fn edit(&self) -> Result<(), String> {
         let main = self.path("src/main.rs");
@@ -106,6 +123,14 @@ impl Program {
         let all = flags(&screen("--help-all").or_else(|_| screen("--help"))?);
         Ok((first.len(), all.iter().filter(|flag| !flag.has_variable).count()))
     }
+}
+
+/// Whether a function is of the engine: a method, a closure or an implementation there, and not glue around one of its types.
+fn is_of_engine(name: &str) -> bool {
+    ["worker", "unit", "consumer", "relay", "outbox::relay"].iter().any(|room| {
+        let path = format!("idem_core::{room}::");
+        name.strip_prefix('<').unwrap_or(name).starts_with(&path)
+    })
 }
 
 /// `serde v1.0.229` of a line of `cargo tree`, without the path and `(*)`.

@@ -41,14 +41,14 @@ fn metrics(expression: &str) -> impl Iterator<Item = &str> {
 
 /// The flags that a program has.
 async fn flags(program: &str) -> BTreeSet<String> {
-    let help = programs::output(program, &["--help"]).await;
+    let help = programs::output(program, &["--help-all"]).await;
     let flags = help.split_whitespace().filter_map(|word| word.strip_prefix("--"));
     flags.map(|flag| flag.trim_end_matches([',', ']', '.']).to_owned()).collect()
 }
 
 /// The variables that a program's flags have.
 pub(super) async fn variables(program: &str) -> BTreeSet<String> {
-    let help = programs::output(program, &["--help"]).await;
+    let help = programs::output(program, &["--help-all"]).await;
     let shown = help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next());
     shown.map(str::to_owned).collect()
 }

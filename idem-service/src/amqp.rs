@@ -18,7 +18,7 @@ use crate::{
     program::Program,
     relay::parts::AmqpPart,
     service::Parts,
-    settings, spans,
+    settings,
     worker_flags::WorkerFlags,
 };
 
@@ -38,7 +38,7 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_DEAD_LETTER_QUEUE", value_name = "NAME")]
     dead_letter_queue: Option<String>,
 
-    /// The queue for messages that must wait longer than --consumer-timeout allows; messages that expire there must come back
+    /// The queue for messages that must wait longer than the consumer_timeout allows; messages that expire there must come back
     /// to --queue [default: they come back at once]
     #[arg(long, hide_short_help = true, env = "AMQP_RETRY_QUEUE", value_name = "NAME")]
     retry_queue: Option<String>,
@@ -46,10 +46,6 @@ pub struct Amqp {
     /// How many messages are delivered and not settled at most
     #[arg(long, value_name = "COUNT", default_value_t = AmqpOptions::PREFETCH)]
     prefetch: u16,
-
-    /// The consumer_timeout of the broker, where it is not the broker's own default
-    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "30m", value_parser = spans::span)]
-    consumer_timeout: Duration,
 
     /// The management API, http://host:port, which shows whether the queue may drop messages [default: it is unknown]
     #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
@@ -87,8 +83,23 @@ pub struct Amqp {
     )]
     consumer_priority: Option<i32>,
 
+    #[arg(skip = CONSUMER_TIMEOUT)]
+    consumer_timeout: Duration,
+
     #[command(flatten)]
     worker: WorkerFlags,
+}
+
+/// The broker's own default.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+impl Amqp {
+    /// The `consumer_timeout` of the broker, where it is not the broker's own default of 30 minutes.
+    #[must_use]
+    pub fn consumer_timeout(mut self, time: Duration) -> Self {
+        self.consumer_timeout = time;
+        self
+    }
 }
 
 /// The broker allows 255 bytes for the names that are made of this.
@@ -161,7 +172,7 @@ impl Broker for Amqp {
         Ok(Built { events, ..Built::new(options.build().map_err(refused)?).publisher(publisher) })
     }
 
-    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    fn run_on<D: Database>(program: Program<Parts<Self, D::Store>>, arguments: Vec<OsString>) -> Exit {
         D::run_on_amqp(program, arguments)
     }
 }
@@ -213,6 +224,10 @@ fn read(flag: &str, file: &Path) -> Result<String, BoxError> {
 
 /// The adapter's refusal of a setting, under the name of the flag.
 fn refused(error: ConfigError) -> BoxError {
+    // It is set in code.
+    if error.field == "consumer_timeout" {
+        return error.into();
+    }
     let field = match error.field {
         "url" => "amqp_url",
         "host" => "amqp_host",

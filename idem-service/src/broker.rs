@@ -79,7 +79,7 @@ pub trait Broker: clap::Args + Send + 'static {
     /// Runs a worker. For this crate, which has compiled it for its own brokers and databases; another's is compiled where
     /// the worker is.
     #[doc(hidden)]
-    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    fn run_on<D: Database>(program: Program<Parts<Self, D::Store>>, arguments: Vec<OsString>) -> Exit {
         run::run::<Self, D>(program, arguments)
     }
 }

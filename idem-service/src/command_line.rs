@@ -15,6 +15,8 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) broker: B,
     /// The application's own.
     pub(crate) own: A,
+    /// The names of all flags.
+    pub(crate) flags: Vec<String>,
     /// Everything that was given, without secrets, for the log.
     pub(crate) given: String,
     /// The files with secrets that were read, each with its flag.
@@ -67,7 +69,8 @@ pub(crate) fn read<B: Broker, A>(
     let own = (own.read)(&matches).map_err(refused)?;
     let secrets = secrets(&command, &matches, settings.flags.key_secret_file.clone());
     let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
-    Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
+    let flags = command.get_arguments().filter_map(|flag| Some(flag.get_long()?.to_owned())).collect();
+    Ok(CommandLine { settings, broker, own, flags, given, secrets, exposed, foreign })
 }
 
 /// The values of this command's flags by the command line, the variables and the file, and the unread variables that begin

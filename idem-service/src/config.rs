@@ -77,7 +77,7 @@ fn find<'c>(command: &'c Command, name: &str) -> Result<&'c Arg, String> {
         let known: Vec<&str> = settings().filter_map(Arg::get_long).collect();
         let hint = match variables::nearest(&name.replace('_', "-"), &known) {
             Some(similar) => format!("did you mean {similar}?"),
-            None => "--help lists those that there are".to_owned(),
+            None => "--help-all lists those that there are".to_owned(),
         };
         format!("has the setting {name}, which is unknown; {hint}")
     })

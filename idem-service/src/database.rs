@@ -7,7 +7,7 @@ macro_rules! compiled_here {
         #[cfg(feature = "kafka")]
         #[inline(never)]
         fn run_on_kafka(
-            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            program: crate::program::Program<crate::service::Parts<crate::kafka::Kafka, Self::Store>>,
             arguments: Vec<std::ffi::OsString>,
         ) -> crate::exit::Exit {
             crate::run::run::<crate::kafka::Kafka, Self>(program, arguments)
@@ -16,7 +16,7 @@ macro_rules! compiled_here {
         #[cfg(feature = "amqp")]
         #[inline(never)]
         fn run_on_amqp(
-            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            program: crate::program::Program<crate::service::Parts<crate::amqp::Amqp, Self::Store>>,
             arguments: Vec<std::ffi::OsString>,
         ) -> crate::exit::Exit {
             crate::run::run::<crate::amqp::Amqp, Self>(program, arguments)
@@ -25,7 +25,7 @@ macro_rules! compiled_here {
         #[cfg(feature = "sqs")]
         #[inline(never)]
         fn run_on_sqs(
-            program: crate::program::Program<crate::service::Parts<Self::Store>>,
+            program: crate::program::Program<crate::service::Parts<crate::sqs::Sqs, Self::Store>>,
             arguments: Vec<std::ffi::OsString>,
         ) -> crate::exit::Exit {
             crate::run::run::<crate::sqs::Sqs, Self>(program, arguments)

@@ -4,7 +4,7 @@ use std::{ffi::OsString, fmt, path::Path, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError};
-use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
+use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource, LaneBy};
 
 use crate::{
     broker::{Broker, Built, Events, Lag, Own},
@@ -38,10 +38,6 @@ pub struct Kafka {
     #[arg(long, env = "KAFKA_DEAD_LETTER_TOPIC", value_name = "NAME")]
     dead_letter_topic: Option<String>,
 
-    /// Which messages are handled in turn: those with one record key, or all of a partition
-    #[arg(long, hide_short_help = true, value_name = "WHAT", default_value = "key")]
-    lane_by: LaneBy,
-
     /// Where a group without committed offsets starts [default: it is refused]
     #[arg(long, value_name = "WHERE")]
     reset: Option<Reset>,
@@ -57,18 +53,15 @@ pub struct Kafka {
     #[arg(long = "kafka", value_name = "NAME=VALUE", hide_env_values = true, value_parser = name_and_value)]
     settings: Vec<(String, String)>,
 
+    #[arg(skip)]
+    lane_by: LaneBy,
+
     #[command(flatten)]
     worker: WorkerFlags,
 }
 
 /// How much longer partitions that move are kept than the worker takes to finish, to commit its last positions.
 const LET_GO: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LaneBy {
-    Partition,
-    Key,
-}
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Reset {
@@ -128,7 +121,7 @@ impl Broker for Kafka {
         Ok(Built { events: Some(events(options)), ..Built::new(source).publisher(publisher) })
     }
 
-    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    fn run_on<D: Database>(program: Program<Parts<Self, D::Store>>, arguments: Vec<OsString>) -> Exit {
         D::run_on_kafka(program, arguments)
     }
 }
@@ -198,12 +191,16 @@ fn set(options: KafkaOptions, name: &str, value: &str) -> Result<KafkaOptions, B
 }
 
 impl Kafka {
+    /// Which messages are handled in turn: those of one record key, the default, or all of a partition.
+    #[must_use]
+    pub fn lane_by(mut self, lane_by: LaneBy) -> Self {
+        self.lane_by = lane_by;
+        self
+    }
+
     fn options(&self) -> Result<KafkaOptions, BoxError> {
         let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group)
-            .lane_by(match self.lane_by {
-                LaneBy::Partition => idem_kafka::LaneBy::Partition,
-                LaneBy::Key => idem_kafka::LaneBy::Key,
-            })
+            .lane_by(self.lane_by)
             .drain(self.worker.drain + LET_GO);
         if let Some(reset) = self.reset {
             options = options.reset(match reset {

@@ -1,4 +1,4 @@
-//! Where keys come from, as `--key` says it.
+//! Where keys come from, as `Service::key` says it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ const JOINS_MAX: usize = 8;
 
 const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id, type or join(A,B)";
 
-/// One rule of `--key`, such as `join(header:tenant,json:/order/id)`, for programs that take such rules themselves. The
+/// One rule of [`Service::key`](crate::Service::key), such as `join(header:tenant,json:/order/id)`, for programs that take such rules themselves. The
 /// [`rule`](KeySource::rule) of the result is the same text.
 ///
 /// # Errors
@@ -60,6 +60,13 @@ fn pair_of(text: &str) -> Option<(&str, &str)> {
         }
     }
     comma.filter(|_| depth == 0).map(|index| (&text[..index], &text[index + 1..]))
+}
+
+/// # Errors
+/// One line about the first of these rules that has another form.
+pub(crate) fn of(rules: &[String]) -> Result<Arc<dyn KeySource>, String> {
+    let read = rules.iter().map(|rule| key(rule).map_err(|why| format!("the rule {rule:?} of keys is wrong: {why}")));
+    Ok(chain(read.collect::<Result<_, _>>()?))
 }
 
 /// The first rule that a message has a key for. Without any rule: the header and the member `idempotencykey`, which

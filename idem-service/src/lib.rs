@@ -40,7 +40,7 @@ mod spans;
 mod sqs;
 mod stack;
 mod status;
-mod values;
+pub mod values;
 mod variables;
 #[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
 mod worker_flags;
@@ -62,15 +62,21 @@ pub mod fuzzing;
 
 pub use axum;
 pub use clap;
+#[cfg(feature = "amqp")]
+pub use idem_amqp;
 pub use idem_core::{self, Effects};
 #[cfg(feature = "http")]
 pub use idem_http;
+#[cfg(feature = "kafka")]
+pub use idem_kafka;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use idem_sqlx;
 #[cfg(feature = "postgres")]
 pub use idem_sqlx::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use idem_sqlx::SqliteStore;
+#[cfg(feature = "sqs")]
+pub use idem_sqs;
 #[cfg(feature = "tokio-postgres")]
 pub use idem_tokio_postgres;
 

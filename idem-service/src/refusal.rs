@@ -29,7 +29,7 @@ fn unknown(error: &Error, flag: &str) -> String {
             .to_owned();
     }
     match text(error, ContextKind::SuggestedArg).as_str() {
-        "" => format!("the flag {flag} is unknown; --help lists those that there are"),
+        "" => format!("the flag {flag} is unknown; --help-all lists those that there are"),
         similar => format!("the flag {flag} is unknown; did you mean {similar}?"),
     }
 }

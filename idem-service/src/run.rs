@@ -3,7 +3,7 @@
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use idem_core::{
-    ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker, WorkerError, WorkerSettings,
+    ConfigError, DedupConsumer, DedupConsumerBuilder, KeySource, Route, Store, Worker, WorkerError, WorkerSettings,
     relay::RelayBuilder, store,
 };
 
@@ -27,7 +27,7 @@ use crate::{
 const COMMITTED_FOR: Duration = Duration::from_secs(300);
 
 /// Runs a worker to its end.
-pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<B, D::Store>>, arguments: Vec<OsString>) -> Exit {
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let (name, version) = (program.name(&arguments), program.version);
     let own = command_line::Own { flags: program.flags, read: program.read };
@@ -50,10 +50,10 @@ pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<D::Store>>, arg
 
 async fn serve<B: Broker, D: Database>(
     version: &'static str,
-    line: CommandLine<B, Build<Parts<D::Store>>>,
+    line: CommandLine<B, Build<Parts<B, D::Store>>>,
     status: Arc<Status>,
 ) -> Result<(), Failure> {
-    let CommandLine { settings, broker, own, given, secrets, exposed, foreign } = line;
+    let CommandLine { settings, mut broker, own, flags, given, secrets, exposed, foreign } = line;
     tracing::info!(
         version,
         settings = given,
@@ -75,6 +75,9 @@ async fn serve<B: Broker, D: Database>(
     let recorded = settings.flags.admin.as_ref().map(|_| metrics::install(&status));
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
     let version = *parts.version.get_or_insert(version);
+    for set in std::mem::take(&mut parts.broker) {
+        broker = set(broker);
+    }
     status.identify(Identity::new(parts.name, version, broker.place(), &settings.flags));
     if let Some((address, recorded)) = settings.flags.admin.as_ref().zip(recorded) {
         let own = parts.beside.take_admin_routes();
@@ -83,17 +86,18 @@ async fn serve<B: Broker, D: Database>(
     let own = |destination: &str| broker.own(destination);
     relay::check_own(&parts.beside, settings.flags.relay, own).map_err(Failure::refused)?;
     let built = broker.build().await.map_err(|error| Failure::refused(texts(&error)))?;
-    Box::pin(consume::<D, B>(version, parts, settings, built, status)).await
+    Box::pin(consume::<D, B>((version, flags), parts, settings, built, status)).await
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
 async fn consume<D: Database, B: Broker>(
-    version: &'static str,
-    mut parts: Parts<D::Store>,
+    (version, flags): (&'static str, Vec<String>),
+    mut parts: Parts<B, D::Store>,
     settings: Settings,
     built: Built<B::Source, B::Publisher>,
     status: Arc<Status>,
 ) -> Result<(), Failure> {
+    let keys = keys::of(&parts.keys).map_err(Failure::refused)?;
     let open = || D::open(settings.for_database());
     let limit = settings.flags.startup_timeout;
     let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
@@ -111,11 +115,11 @@ async fn consume<D: Database, B: Broker>(
     let mut hooks = parts.beside.take_hooks();
     let tables = parts.tables;
     // Before the database is waited for, so that a wrong setting is reported at once.
-    let consumer = set(with_settings(consumer, &settings), std::mem::take(&mut parts.consumer));
+    let consumer = set(with_settings(consumer, keys, &settings), std::mem::take(&mut parts.consumer));
     let routes = relay::routes(std::mem::take(&mut parts.beside), built.events.as_ref(), &settings.flags)
         .map_err(|error| Failure::refused(texts(&error)))?;
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
-        .map_err(|error| Failure::refused(settings::refused(&error)))?;
+        .map_err(|error| Failure::refused(settings::refused_of(&flags, &error)))?;
     let prepare = || D::prepare(&store, settings.for_database(), tables);
     if reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
@@ -144,15 +148,15 @@ fn set<S: Store>(consumer: DedupConsumerBuilder<S>, hooks: Vec<ConsumerHook<S>>)
 }
 
 /// Hands the settings of a consumer to its builder.
-fn with_settings<S: Store>(consumer: DedupConsumerBuilder<S>, settings: &Settings) -> DedupConsumerBuilder<S> {
+fn with_settings<S: Store>(
+    consumer: DedupConsumerBuilder<S>,
+    keys: Arc<dyn KeySource>,
+    settings: &Settings,
+) -> DedupConsumerBuilder<S> {
     let consumer = consumer
-        .key_source(keys::chain(settings.key.clone()))
-        .key_policy(settings.key_policy())
+        .key_source(keys)
         .retention(settings.retention)
         .payload_bytes_max(settings.payload_max)
-        .headers_max(settings.headers_max)
-        .headers_bytes_max(settings.headers_bytes_max)
-        .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.flags.handler_deadline);
     match settings.lanes {
         Some(lanes) => consumer.lanes(lanes),
@@ -166,23 +170,17 @@ fn worker<S: Store, B: Broker>(
     built: Built<B::Source, B::Publisher>,
     routes: Vec<Route>,
     settings: &Settings,
-    parts: Parts<S>,
+    parts: Parts<B, S>,
     status: &Arc<Status>,
 ) -> Result<Worker<S, B::Source>, ConfigError> {
     let source = Arc::new(built.source);
     let mut worker = Worker::builder_shared(consumer.build()?, Arc::clone(&source))
         .batch(settings.batch)
-        .in_flight(settings.in_flight)
         // One message of the largest size fits, whatever was asked for.
         .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
         .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
         .dead_letters_bytes_max(settings.dead_letters_bytes_max.0)
-        .on_unkeepable(settings.on_unkeepable())
-        .retry(RetryPolicy::new(settings.attempts, settings.backoff_first, settings.backoff_max))
-        .on_conflict(settings.on_conflict())
-        .older_than_retention(settings.older_than_retention())
-        .strict_retention(settings.strict_retention)
-        .breaker(settings.dead_letter_breaker)
+        .settings(|worker| worker.retry.attempts = settings.attempts)
         .cache_for(COMMITTED_FOR)
         .cleanup(settings.cleanup.settings())
         .drain(settings.flags.drain)

@@ -39,32 +39,37 @@ use crate::{
 /// ```
 #[must_use]
 pub struct Service<B, D: Database> {
-    parts: Parts<D::Store>,
-    on: PhantomData<fn() -> (B, D)>,
+    parts: Parts<B, D::Store>,
+    on: PhantomData<fn() -> D>,
 }
 
 /// Changes the settings of the worker.
 type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
+
+/// Changes the settings of the broker.
+type BrokerHook<B> = Box<dyn FnOnce(B) -> B + Send>;
 
 /// Changes the settings of the consumer.
 pub(crate) type ConsumerHook<S> = Box<dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send>;
 
 /// The parts that the application brings. The handlers are boxed, so that they alone are compiled where they are.
 #[doc(hidden)]
-pub struct Parts<S: Store> {
+pub struct Parts<B, S: Store> {
     pub(crate) name: &'static str,
     pub(crate) version: Option<&'static str>,
     pub(crate) effects: Effects,
     pub(crate) handler: BoxHandler<S>,
     /// Gives the consumer its handler for batches, in place of the other.
     pub(crate) batch: Option<ConsumerHook<S>>,
+    pub(crate) keys: Vec<String>,
     pub(crate) consumer: Vec<ConsumerHook<S>>,
+    pub(crate) broker: Vec<BrokerHook<B>>,
     pub(crate) tables: &'static str,
     pub(crate) beside: Beside,
     pub(crate) worker: Vec<WorkerHook>,
 }
 
-impl<S: Store> fmt::Debug for Parts<S> {
+impl<B, S: Store> fmt::Debug for Parts<B, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parts").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
     }
@@ -80,7 +85,9 @@ impl<B: Broker, D: Database> Service<B, D> {
             effects,
             handler: handler.boxed(),
             batch: None,
+            keys: Vec::new(),
             consumer: Vec::new(),
+            broker: Vec::new(),
             tables: "",
             beside: Beside::default(),
             worker: Vec::new(),
@@ -183,6 +190,34 @@ impl<B: Broker, D: Database> Service<B, D> {
         set: impl FnOnce(DedupConsumerBuilder<D::Store>) -> DedupConsumerBuilder<D::Store> + Send + 'static,
     ) -> Self {
         self.parts.consumer.push(Box::new(set));
+        self
+    }
+
+    /// Takes keys by this rule; the first rule that a message has a key for wins. Without any rule the header and the member
+    /// `idempotencykey` of a JSON payload are looked at, which must agree where both are present. A consumer is bound to its
+    /// rules at its first start.
+    ///
+    /// | rule | |
+    /// |---|---|
+    /// | `header:NAME` | a header or attribute, by its exact name |
+    /// | `json:/POINTER` | a string in a JSON payload, by JSON pointer |
+    /// | `record-key` | the broker's record key |
+    /// | `cloudevents` | `idempotencykey` of a CloudEvent, else its `source` and `id` |
+    /// | `message-id` | the broker's message id, which changes when a producer sends again |
+    /// | `type` | the message's type, for `join(type,A)`; no key by itself |
+    /// | `join(A,B)` | both of two others as one key; a message that lacks either has none |
+    ///
+    /// A rule of another form ends the worker with status 2. Any other source of keys is set by
+    /// [`consumer`](Self::consumer).
+    pub fn key(mut self, rule: impl Into<String>) -> Self {
+        self.parts.keys.push(rule.into());
+        self
+    }
+
+    /// Makes the settings of the broker that have no flag: [`Kafka::lane_by`](crate::Kafka) and so on. May be called several
+    /// times.
+    pub fn broker(mut self, set: impl FnOnce(B) -> B + Send + 'static) -> Self {
+        self.parts.broker.push(Box::new(set));
         self
     }
 
@@ -304,13 +339,13 @@ impl<B: Broker, D: Database> Service<B, D> {
 }
 
 impl<B: Broker, D: Database> Application for Service<B, D> {
-    type Parts = Parts<D::Store>;
+    type Parts = Parts<B, D::Store>;
 
-    fn into_parts(self) -> Parts<D::Store> {
+    fn into_parts(self) -> Parts<B, D::Store> {
         self.parts
     }
 
-    fn run_program(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    fn run_program(program: Program<Parts<B, D::Store>>, arguments: Vec<OsString>) -> Exit {
         B::run_on::<D>(program, arguments)
     }
 }

@@ -1,15 +1,11 @@
 //! The flags and variables that all workers have in common, beside those of every process.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use clap::{ArgAction, ValueEnum};
-use idem_core::{
-    ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource, OlderThanRetention, OnConflict,
-    OnUnkeepable, Retention,
-};
+use idem_core::{ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Retention};
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
-use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, keys, sizes, spans, values::on_or_off};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans};
 
 /// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -21,23 +17,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: String,
 
-    /// Where keys come from; repeatable, the first that is present wins: header:NAME, json:/POINTER, record-key,
-    /// cloudevents, message-id, type, join(A,B) [default: header:idempotencykey and json:/idempotencykey, which must agree
-    /// where both are present]
-    #[arg(long, hide_short_help = true, value_name = "RULE", value_parser = keys::key)]
-    pub(crate) key: Vec<Arc<dyn KeySource>>,
-
-    /// The required form of a key; uuid-strict also wants a version and variant of RFC 9562
-    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "token")]
-    key_policy: KeyPolicyFlag,
-
     /// How long records are kept: 2h, 24h, 7d or any other time, or forever
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
     pub(crate) retention: Retention,
-
-    /// Refuse a --retention that is not longer than the broker may deliver a message again, in place of a warning
-    #[arg(long, hide_short_help = true)]
-    pub(crate) strict_retention: bool,
 
     /// Try whether the worker could start, and exit: 0, or the status and line of the start that would fail. Receives and writes
     /// nothing; on Kafka it joins its group for a moment
@@ -48,29 +30,9 @@ pub(crate) struct Settings {
     #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = spans::span)]
     pub(crate) until_idle: Option<Duration>,
 
-    /// How long a claim waits for others that hold its keys
-    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
-    pub(crate) busy_timeout: Duration,
-
-    /// How many messages are received and not yet settled at most
-    #[arg(long, hide_short_help = true, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
-    pub(crate) in_flight: usize,
-
-    /// The treatment of a message that is older than its record would be kept
-    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "process")]
-    older_than_retention: OlderThanRetentionFlag,
-
     /// The largest payload that is handled; a larger one is a dead letter
     #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
     pub(crate) payload_max: usize,
-
-    /// The most headers of a message that is handled; one with more is a dead letter
-    #[arg(long, hide_short_help = true, value_name = "COUNT", default_value_t = 1_000, value_parser = sizes::count(1_usize..=100_000))]
-    pub(crate) headers_max: usize,
-
-    /// The most bytes of all names and values of its headers
-    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "64KiB", value_parser = sizes::size)]
-    pub(crate) headers_bytes_max: usize,
 
     /// The largest payload that a row of dead letters keeps; a message beyond it is settled only once a topic or queue for
     /// dead letters has confirmed it [default: 32MiB, or --payload-max where that is more]
@@ -81,32 +43,9 @@ pub(crate) struct Settings {
     #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
     pub(crate) dead_letters_bytes_max: Quota,
 
-    /// The treatment of a message that is to be set aside and cannot be kept; it is not acknowledged either way
-    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "hold")]
-    on_unkeepable: OnUnkeepableFlag,
-
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = sizes::count(1_u32..=1_000))]
     pub(crate) attempts: u32,
-
-    /// The wait after the first attempt; each further one is longer, up to --backoff-max
-    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "200ms", value_parser = spans::span)]
-    pub(crate) backoff_first: Duration,
-
-    /// The wait before the last attempt
-    #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
-    pub(crate) backoff_max: Duration,
-
-    /// The treatment of a message whose key was used before for another payload
-    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value = "dead-letter")]
-    on_conflict: OnConflictFlag,
-
-    /// Whether more than half of the last 50 fresh messages becoming dead letters pauses intake
-    #[arg(
-        long, hide_short_help = true, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
-        action = ArgAction::Set, value_parser = on_or_off
-    )]
-    pub(crate) dead_letter_breaker: bool,
 
     /// How many units run side by side, each on a connection of its own [default: the cores, at most 4]
     #[arg(long, value_name = "COUNT", value_parser = sizes::count(1_usize..=1024))]
@@ -120,69 +59,7 @@ pub(crate) struct Settings {
     pub(crate) cleanup: CleanupFlags,
 }
 
-/// The flag's words for [`KeyPolicy`].
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum KeyPolicyFlag {
-    Token,
-    Uuid,
-    UuidStrict,
-}
-
-/// The flag's words for [`OlderThanRetention`].
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OlderThanRetentionFlag {
-    Process,
-    DeadLetter,
-    Halt,
-}
-
-/// The flag's words for [`OnConflict`].
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OnConflictFlag {
-    DeadLetter,
-    Acknowledge,
-    Halt,
-}
-
-/// The flag's words for [`OnUnkeepable`].
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OnUnkeepableFlag {
-    Hold,
-    Halt,
-}
-
 impl Settings {
-    pub(crate) fn key_policy(&self) -> KeyPolicy {
-        match self.key_policy {
-            KeyPolicyFlag::Token => KeyPolicy::Token,
-            KeyPolicyFlag::Uuid => KeyPolicy::Uuid,
-            KeyPolicyFlag::UuidStrict => KeyPolicy::UuidStrict,
-        }
-    }
-
-    pub(crate) fn on_conflict(&self) -> OnConflict {
-        match self.on_conflict {
-            OnConflictFlag::DeadLetter => OnConflict::DeadLetter,
-            OnConflictFlag::Acknowledge => OnConflict::Acknowledge,
-            OnConflictFlag::Halt => OnConflict::Halt,
-        }
-    }
-
-    pub(crate) fn older_than_retention(&self) -> OlderThanRetention {
-        match self.older_than_retention {
-            OlderThanRetentionFlag::Process => OlderThanRetention::Process,
-            OlderThanRetentionFlag::DeadLetter => OlderThanRetention::DeadLetter,
-            OlderThanRetentionFlag::Halt => OlderThanRetention::Halt,
-        }
-    }
-
-    pub(crate) fn on_unkeepable(&self) -> OnUnkeepable {
-        match self.on_unkeepable {
-            OnUnkeepableFlag::Hold => OnUnkeepable::Hold,
-            OnUnkeepableFlag::Halt => OnUnkeepable::Halt,
-        }
-    }
-
     /// By default every message that is handled can be kept.
     pub(crate) fn dead_letter_payload_max(&self) -> usize {
         self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
@@ -214,7 +91,14 @@ impl Settings {
     }
 }
 
-/// Core's refusal of a setting, under the name of the flag.
+/// Core's refusal of a setting, under the name of the flag, or under its name in code where it has no flag.
+pub(crate) fn refused_of(flags: &[String], error: &ConfigError) -> String {
+    let line = refused(error);
+    let flag = line.split(' ').next().unwrap_or_default().trim_start_matches("--");
+    if flags.iter().any(|known| known == flag) { line } else { error.to_string() }
+}
+
+/// The same of a setting that has a flag.
 pub(crate) fn refused(error: &ConfigError) -> String {
     let flag = match error.field {
         "name" => "consumer".to_owned(),

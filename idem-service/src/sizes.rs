@@ -4,9 +4,11 @@ use std::ops::RangeInclusive;
 
 const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
 
+/// A number of bytes, or one with a unit: `1048576`, `256KiB`, `16MiB`.
+///
 /// # Errors
 /// The required form of a size.
-pub(crate) fn size(text: &str) -> Result<usize, String> {
+pub fn size(text: &str) -> Result<usize, String> {
     let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
     let (number, bytes) = unit.unwrap_or((text, 1));
     // No sign and no blank, which `parse` would let through in part.

@@ -6,8 +6,11 @@ use idem_core::Retention;
 
 const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
-/// `500ms`, `5s`, `2m`, `1h`, `7d`.
-pub(crate) fn span(text: &str) -> Result<Duration, String> {
+/// A time: `500ms`, `5s`, `2m`, `1h`, `7d`.
+///
+/// # Errors
+/// The required form of a time.
+pub fn span(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let milliseconds = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, milliseconds)| milliseconds);
     let (Some(milliseconds), Ok(number)) = (milliseconds, u64::from_str(number)) else {

@@ -4,9 +4,8 @@ use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
-use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError, Exactly};
-use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
+use idem_sqs::{Envelope, SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
     broker::{self, Broker, Built, Events, Own},
@@ -32,31 +31,24 @@ pub struct Sqs {
     #[arg(long, env = "SQS_DEAD_LETTER_QUEUE_URL", value_name = "URL")]
     dead_letter_queue_url: Option<String>,
 
-    /// The envelope around the producer's message [default: none]
-    #[arg(long, hide_short_help = true, value_name = "WHAT")]
-    envelope: Option<Envelope>,
-
-    /// How long SQS hides a message from others before it must be extended; longer than --handler-deadline
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spans::span)]
-    visibility: Duration,
-
     /// How long a receive waits for messages, and a stop for the last one: --drain must be 3s longer
     #[arg(long, hide_short_help = true, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
     wait: Duration,
+
+    #[arg(skip)]
+    envelope: Option<Envelope>,
+
+    #[arg(skip = VISIBILITY)]
+    visibility: Duration,
 
     #[command(flatten)]
     worker: WorkerFlags,
 }
 
+const VISIBILITY: Duration = Duration::from_secs(60);
+
 /// The time that a stop needs beyond a receive's wait, to give back its messages.
 const GIVE_BACK: Duration = Duration::from_secs(3);
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Envelope {
-    Sns,
-    #[value(name = "eventbridge")]
-    EventBridge,
-}
 
 impl Broker for Sqs {
     type Source = SqsSource;
@@ -83,7 +75,7 @@ impl Broker for Sqs {
         self.build_with(&client().await?)
     }
 
-    fn run_on<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
+    fn run_on<D: Database>(program: Program<Parts<Self, D::Store>>, arguments: Vec<OsString>) -> Exit {
         D::run_on_sqs(program, arguments)
     }
 }
@@ -119,16 +111,27 @@ pub(crate) async fn relayed() -> Result<Events, BoxError> {
 }
 
 impl Sqs {
+    /// The envelope around the producer's message. Without it there is none.
+    #[must_use]
+    pub fn envelope(mut self, envelope: Envelope) -> Self {
+        self.envelope = Some(envelope);
+        self
+    }
+
+    /// How long SQS hides a message from others before it must be extended: 60 s. It must be longer than `--handler-deadline`.
+    #[must_use]
+    pub fn visibility(mut self, time: Duration) -> Self {
+        self.visibility = time;
+        self
+    }
+
     fn build_with(self, client: &Client) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
         let mut options = SqsOptions::new(client.clone(), &self.queue_url)
             .visibility(self.visibility)
             .wait(self.wait)
             .handler_deadline(self.worker.handler_deadline);
         if let Some(envelope) = self.envelope {
-            options = options.envelope(match envelope {
-                Envelope::Sns => idem_sqs::Envelope::Sns,
-                Envelope::EventBridge => idem_sqs::Envelope::EventBridge,
-            });
+            options = options.envelope(envelope);
         }
         let publisher = self.dead_letter_queue_url.as_ref().map(|url| SqsPublisher::new(client, url));
         let publisher = publisher.transpose().map_err(refused)?;
@@ -149,7 +152,8 @@ impl Sqs {
 }
 
 fn refused(error: ConfigError) -> BoxError {
-    settings::refused(&error).into()
+    // It is set in code.
+    if error.field == "visibility" { error.into() } else { settings::refused(&error).into() }
 }
 
 #[cfg(test)]

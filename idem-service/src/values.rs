@@ -1,4 +1,4 @@
-//! The values of flags, variables and files.
+//! The values of flags, variables and files, as parsers for settings of your own: `#[arg(value_parser = values::span)]`.
 
 use std::fmt;
 #[cfg(feature = "http")]
@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use idem_core::{ConfigError, outbox::CloudEvents};
 use idem_sql::SchemaName;
+
+pub use crate::{sizes::size, spans::span};
 
 /// The database's URL, which may hold a password: `Debug` prints nothing of it.
 #[derive(Clone)]
@@ -74,7 +76,11 @@ pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {
     SchemaName::new(text).map_err(|error| error.to_string())
 }
 
-pub(crate) fn on_or_off(text: &str) -> Result<bool, String> {
+/// `on` or `off`.
+///
+/// # Errors
+/// The form that is needed.
+pub fn on_or_off(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),

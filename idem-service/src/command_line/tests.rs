@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
@@ -35,28 +35,22 @@ fn settings(arguments: &str) -> Settings {
 fn the_defaults_are_those_of_the_contract_and_of_core() {
     let (told, core) = (settings(""), WorkerSettings::default());
     assert_eq!(told.flags.schema.as_str(), "idem");
-    assert!(told.key.is_empty() && told.flags.admin.is_none() && told.lanes.is_none());
+    assert!(told.flags.admin.is_none() && told.lanes.is_none());
     assert_eq!(told.retention, Retention::For(Duration::from_secs(7 * 86_400)));
     assert_eq!((told.flags.migrate, told.flags.create_tables), (false, false));
-    assert_eq!((told.busy_timeout, told.flags.handler_deadline), (Duration::from_secs(5), Duration::from_secs(30)));
+    assert_eq!(told.flags.handler_deadline, Duration::from_secs(30));
     assert_eq!(
         (told.until_idle, told.flags.startup_timeout, told.flags.drain),
         (None, core.startup_timeout, core.drain)
     );
-    assert_eq!((told.in_flight, told.batch), (core.in_flight, core.batch));
-    assert_eq!((told.attempts, told.dead_letter_breaker), (core.retry.attempts, core.breaker));
-    assert_eq!((told.backoff_first, told.backoff_max), (core.retry.first, core.retry.max));
-    assert_eq!(told.on_conflict(), core.on_conflict);
-    assert_eq!(told.older_than_retention(), core.older_than_retention);
+    assert_eq!((told.batch, told.attempts), (core.batch, core.retry.attempts));
 }
 
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 33] = [
+    let flags: [(&str, IsSet); 14] = [
         ("--schema books", |told| told.flags.schema.as_str() == "books"),
-        ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
-        ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
         ("--retention 2h", |told| told.retention == Retention::For(Duration::from_secs(7200))),
         ("--retention forever", |told| told.retention == Retention::Forever),
         ("--migrate", |told| told.flags.migrate),
@@ -64,27 +58,10 @@ fn each_flag_reaches_its_setting() {
         ("--until-idle 5s", |told| told.until_idle == Some(Duration::from_secs(5))),
         ("--startup-timeout 1m", |told| told.flags.startup_timeout == Duration::from_secs(60)),
         ("--drain 1s", |told| told.flags.drain == Duration::from_secs(1)),
-        ("--busy-timeout 200ms", |told| told.busy_timeout == Duration::from_millis(200)),
         ("--handler-deadline 1h", |told| told.flags.handler_deadline == Duration::from_secs(3600)),
-        ("--in-flight 7", |told| told.in_flight == 7),
-        ("--older-than-retention process", |told| told.older_than_retention() == OlderThanRetention::Process),
-        ("--older-than-retention dead-letter", |told| told.older_than_retention() == OlderThanRetention::DeadLetter),
-        ("--older-than-retention halt", |told| told.older_than_retention() == OlderThanRetention::Halt),
-        ("--key-policy token", |told| told.key_policy() == KeyPolicy::Token),
-        ("--key-policy uuid", |told| told.key_policy() == KeyPolicy::Uuid),
-        ("--key-policy uuid-strict", |told| told.key_policy() == KeyPolicy::UuidStrict),
-        ("--strict-retention", |told| told.strict_retention),
-        ("--headers-max 9 --headers-bytes-max 1KiB", |told| (told.headers_max, told.headers_bytes_max) == (9, 1024)),
         ("--admin-host a --admin-host b", |told| told.flags.admin_host == ["a", "b"]),
         ("--admin 127.0.0.1:9900", |told| told.flags.admin.as_deref() == Some("127.0.0.1:9900")),
         ("--attempts 3", |told| told.attempts == 3),
-        ("--backoff-first 1s", |told| told.backoff_first == Duration::from_secs(1)),
-        ("--backoff-max 2m", |told| told.backoff_max == Duration::from_secs(120)),
-        ("--on-conflict dead-letter", |told| told.on_conflict() == OnConflict::DeadLetter),
-        ("--on-conflict acknowledge", |told| told.on_conflict() == OnConflict::Acknowledge),
-        ("--on-conflict halt", |told| told.on_conflict() == OnConflict::Halt),
-        ("--dead-letter-breaker --lanes 1", |told| told.dead_letter_breaker),
-        ("--dead-letter-breaker=off", |told| !told.dead_letter_breaker),
         ("--lanes 3", |told| told.lanes == Some(3)),
         ("--batch 9", |told| told.batch == 9),
     ];
@@ -95,8 +72,8 @@ fn each_flag_reaches_its_setting() {
 
 #[test]
 fn what_was_given_is_told_without_secrets_and_without_defaults() {
-    let line = read_line("--lanes 2 --migrate --key record-key --key message-id");
-    let expected = "--database-url=… --migrate --consumer=c --key=record-key --key=message-id --lanes=2";
+    let line = read_line("--lanes 2 --migrate --batch 7");
+    let expected = "--database-url=… --migrate --consumer=c --lanes=2 --batch=7";
     assert_eq!(line.given, expected);
     assert!(!format!("{line:?}").contains("hunter2"));
 }

@@ -27,11 +27,11 @@ fn each_kind_of_value_becomes_its_flag() {
         ("drain = \"5s\"", "--drain=5s"),
         ("migrate = true", "--migrate"),
         ("migrate = false", ""),
-        ("dead-letter-breaker = false", "--dead-letter-breaker=off"),
-        ("dead-letter-breaker = true", "--dead-letter-breaker=on"),
+        ("relay = false", "--relay=off"),
+        ("relay = true", "--relay=on"),
         ("cleanup-every = false", "--cleanup-every=off"),
-        ("key = \"record-key\"", "--key=record-key"),
-        ("key = [\"record-key\", \"message-id\"]", "--key=record-key --key=message-id"),
+        ("admin-host = \"a\"", "--admin-host=a"),
+        ("admin-host = [\"a\", \"b\"]", "--admin-host=a --admin-host=b"),
         ("", ""),
     ] {
         assert_eq!(line(text, "").as_deref(), Ok(flags), "{text}");
@@ -40,9 +40,9 @@ fn each_kind_of_value_becomes_its_flag() {
 
 #[test]
 fn what_a_flag_gives_the_file_does_not() {
-    let text = "lanes = 2\nmigrate = true\nkey = [\"record-key\", \"message-id\"]";
-    assert_eq!(line(text, "--lanes 3 --migrate --key cloudevents").as_deref(), Ok(""));
-    assert_eq!(line(text, "--key cloudevents").as_deref(), Ok("--lanes=2 --migrate"));
+    let text = "lanes = 2\nmigrate = true\nadmin-host = [\"a\", \"b\"]";
+    assert_eq!(line(text, "--lanes 3 --migrate --admin-host c").as_deref(), Ok(""));
+    assert_eq!(line(text, "--admin-host c").as_deref(), Ok("--lanes=2 --migrate"));
 }
 
 #[test]
@@ -50,12 +50,12 @@ fn what_is_no_setting_is_refused_without_its_value() {
     for (text, why) in [
         ("lane = \"hunter2\"", "has the setting lane, which is unknown; did you mean lanes?"),
         ("database_url = \"hunter2\"", "has the setting database_url, which is unknown; did you mean database-url?"),
-        ("xyz = \"hunter2\"", "has the setting xyz, which is unknown; --help lists those that there are"),
+        ("xyz = \"hunter2\"", "has the setting xyz, which is unknown; --help-all lists those that there are"),
         ("config = \"hunter2\"", "has the setting config, which is unknown;"),
         ("migrate = \"hunter2\"", "has migrate, which must be true or false"),
         ("lanes = 1.5", "has lanes, which must be a text"),
         ("lanes = [1]", "has lanes, which is a list, but it takes one value"),
-        ("key = [1]", "has key, which must be a list of texts"),
+        ("admin-host = [1]", "has admin-host, which must be a list of texts"),
         ("[cleanup]\nevery = \"hunter2\"", "has the setting cleanup, which is unknown"),
         ("[lanes]\nvalue = \"hunter2\"", "has lanes, which is a table"),
     ] {

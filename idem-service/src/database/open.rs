@@ -79,7 +79,7 @@ pub trait Database: Sized + Send + Sync + 'static {
     #[cfg(feature = "kafka")]
     #[doc(hidden)]
     fn run_on_kafka(
-        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        program: crate::program::Program<crate::service::Parts<crate::kafka::Kafka, Self::Store>>,
         arguments: Vec<std::ffi::OsString>,
     ) -> Exit {
         crate::run::run::<crate::kafka::Kafka, Self>(program, arguments)
@@ -89,7 +89,7 @@ pub trait Database: Sized + Send + Sync + 'static {
     #[cfg(feature = "amqp")]
     #[doc(hidden)]
     fn run_on_amqp(
-        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        program: crate::program::Program<crate::service::Parts<crate::amqp::Amqp, Self::Store>>,
         arguments: Vec<std::ffi::OsString>,
     ) -> Exit {
         crate::run::run::<crate::amqp::Amqp, Self>(program, arguments)
@@ -99,7 +99,7 @@ pub trait Database: Sized + Send + Sync + 'static {
     #[cfg(feature = "sqs")]
     #[doc(hidden)]
     fn run_on_sqs(
-        program: crate::program::Program<crate::service::Parts<Self::Store>>,
+        program: crate::program::Program<crate::service::Parts<crate::sqs::Sqs, Self::Store>>,
         arguments: Vec<std::ffi::OsString>,
     ) -> Exit {
         crate::run::run::<crate::sqs::Sqs, Self>(program, arguments)

@@ -18,9 +18,9 @@ fn each_flag_reaches_its_setting() {
     let told = kafka("");
     assert_eq!((told.brokers.as_str(), told.topic.as_str(), told.group.as_str()), ("b:9092", "t", "g"));
     assert!(matches!(told.lane_by, LaneBy::Key) && told.reset.is_none());
+    assert!(matches!(told.lane_by(LaneBy::Partition).lane_by, LaneBy::Partition));
+    let told = kafka("");
     assert!(told.dead_letter_topic.is_none() && told.settings.is_empty());
-    assert!(matches!(kafka("--lane-by partition").lane_by, LaneBy::Partition));
-    assert!(matches!(kafka("--lane-by key").lane_by, LaneBy::Key));
     assert!(matches!(kafka("--reset earliest").reset, Some(Reset::Earliest)));
     assert!(matches!(kafka("--reset latest").reset, Some(Reset::Latest)));
     assert_eq!(kafka("--dead-letter-topic dead").dead_letter_topic.as_deref(), Some("dead"));
@@ -39,7 +39,7 @@ fn each_flag_of_the_contract_has_its_variable() {
     assert_eq!(variable("topic"), Some("KAFKA_TOPIC"));
     assert_eq!(variable("group"), Some("KAFKA_GROUP"));
     assert_eq!(variable("dead-letter-topic"), Some("KAFKA_DEAD_LETTER_TOPIC"));
-    assert_eq!((variable("lane-by"), variable("reset"), variable("kafka")), (None, None, None));
+    assert_eq!((variable("reset"), variable("kafka")), (None, None));
 }
 
 #[test]

@@ -17,7 +17,7 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
               (or the variable IDEM_CONSUMER) must be given",
         ),
         ("--lane 2", "the flag --lane is unknown; did you mean --lanes?"),
-        ("--xyz", "the flag --xyz is unknown; --help lists those that there are"),
+        ("--xyz", "the flag --xyz is unknown; --help-all lists those that there are"),
         ("--lanes two", "--lanes is \"two\", but it must be a whole number from 1 to 1024"),
         ("--lanes", "--lanes needs a value"),
         ("--lanes 1 --lanes 2", "--lanes is given more than once"),
@@ -183,8 +183,8 @@ async fn help_and_version_are_answers() {
     for text in ["--database-url", "DATABASE_URL", "--socket", "[default: 20s]", "IDEM_LANES"] {
         assert!(ended.output.contains(text), "{text} is not in\n{}", ended.output);
     }
-    assert!(!ended.output.contains("--dead-letter-breaker"), "{}", ended.output);
+    assert!(!ended.output.contains("--payload-max"), "{}", ended.output);
     let all = Worker::bare("--help-all").run().await.with(0).output;
-    assert!(all.contains("--dead-letter-breaker") && all.contains("IDEM_DEAD_LETTER_BREAKER"), "{all}");
+    assert!(all.contains("--payload-max") && all.contains("IDEM_PAYLOAD_MAX"), "{all}");
     assert!(Worker::bare("--version").run().await.with(0).output.starts_with("worker "));
 }

@@ -17,7 +17,7 @@ use idem_core::{
 };
 use idem_service::{Broker, Built, Lag, Own};
 use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
-use ledger::Purchase;
+use ledger::{Purchase, rig::NoFlags};
 
 /// The arguments of the worker, as a JSON list.
 pub(crate) const ARGUMENTS: &str = "WORKER_ARGUMENTS";
@@ -40,7 +40,7 @@ fn worker_process() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
-    std::process::exit(ledger::rig::run_around::<Memory, _>(arguments, Slow).code().into());
+    std::process::exit(ledger::rig::run_around::<Memory, NoFlags, _>(arguments, Slow).code().into());
 }
 
 /// A broker on a socket; this is all that a worker on another broker has to add.

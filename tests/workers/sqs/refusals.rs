@@ -45,7 +45,7 @@ async fn a_dead_letter_queue_that_does_not_exist_is_refused() {
 async fn f1_a_visibility_that_does_not_outlast_the_handler_is_refused_with_both_values() {
     let fixture = Fixture::new("visibility", "").await;
     let ended = refused(&fixture, &[("--visibility", "10s")], &[]).await;
-    assert_refused(&ended, 2, &["--visibility is 10s", "handler_deadline of 10s"]);
+    assert_refused(&ended, 2, &["visibility is 10s", "handler_deadline of 10s"]);
     fixture.remove().await;
 }
 

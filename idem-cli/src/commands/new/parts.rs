@@ -87,7 +87,7 @@ const SQS: Broker = Broker {
     crate_name: "idem-sqs",
     packages: "ca-certificates",
     needs: "It needs a C compiler (Debian: `build-essential`).",
-    settings: "visibility = \"60s\" # how long SQS keeps a message from others; longer than a handler may take",
+    settings: "wait = \"5s\" # how long a receive waits for messages, and a stop for the last one",
     variables: &[
         ("SQS_QUEUE_URL", "http://localhost:9324/000000000000/@NAME@", "http://sqs:9324/000000000000/@NAME@"),
         ("AWS_ENDPOINT_URL", "http://localhost:9324", "http://sqs:9324"),

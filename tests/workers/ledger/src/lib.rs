@@ -5,6 +5,8 @@
 //! where that is asked for. `rig.rs` is the worker, on the store that its flags name.
 
 mod announce;
+#[cfg(feature = "rig")]
+mod author;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod postgres;

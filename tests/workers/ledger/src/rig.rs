@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use idem_core::{BatchHandler, BoxError, Concurrency, Effects, Handler};
 use idem_service::{Broker, Database, Exit, Service};
 
-use crate::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
+use crate::{Ledger, POSTGRES_TABLES, SQLITE_TABLES, author::Author};
 
 /// The flags of a rig beyond those of every worker.
 #[derive(Debug, clap::Args)]
@@ -27,6 +27,33 @@ struct Own {
     /// How the handlers of one unit run; pipelined, at once on one transaction, needs --store tokio-postgres
     #[arg(long, value_name = "POLICY", default_value = "in-order")]
     handlers: Handlers,
+
+    #[command(flatten)]
+    author: Author,
+}
+
+/// The flags of a rig for its broker's settings in code.
+pub trait BrokerFlags<B>: clap::Args + Send + 'static {
+    /// Sets what they say.
+    fn set(self, broker: B) -> B;
+}
+
+/// Of a broker without any.
+#[derive(Debug, clap::Args)]
+pub struct NoFlags {}
+
+impl<B> BrokerFlags<B> for NoFlags {
+    fn set(self, broker: B) -> B {
+        broker
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct All<F: clap::Args> {
+    #[command(flatten)]
+    own: Own,
+    #[command(flatten)]
+    broker: F,
 }
 
 /// The words of `--store`.
@@ -94,23 +121,26 @@ fn given(arguments: &[OsString], name: &str) -> Option<String> {
 }
 
 /// Runs the ledger on the broker `B` with this command line, whose first element is the program's name.
-pub fn run<B: Broker>(arguments: impl IntoIterator<Item = OsString>) -> Exit {
-    run_around::<B, Ledger>(arguments, |ledger| ledger)
+pub fn run<B: Broker, F: BrokerFlags<B>>(arguments: impl IntoIterator<Item = OsString>) -> Exit {
+    run_around::<B, F, Ledger>(arguments, |ledger| ledger)
 }
 
 /// The same with something around the ledger.
-pub fn run_around<B, H>(arguments: impl IntoIterator<Item = OsString>, around: fn(Ledger) -> H) -> Exit
+pub fn run_around<B, F, H>(arguments: impl IntoIterator<Item = OsString>, around: fn(Ledger) -> H) -> Exit
 where
     B: Broker,
+    F: BrokerFlags<B>,
     H: Handles<idem_sqlx::PostgresStore>
         + Handles<idem_tokio_postgres::PostgresStore>
         + Handles<idem_sqlx::SqliteStore>,
 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     match Store::of(&arguments) {
-        Store::Postgres => run_on::<B, idem_sqlx::PostgresStore, H>(arguments, around, POSTGRES_TABLES),
-        Store::TokioPostgres => run_on::<B, idem_tokio_postgres::PostgresStore, H>(arguments, around, POSTGRES_TABLES),
-        Store::Sqlite => run_on::<B, idem_sqlx::SqliteStore, H>(arguments, around, SQLITE_TABLES),
+        Store::Postgres => run_on::<B, F, idem_sqlx::PostgresStore, H>(arguments, around, POSTGRES_TABLES),
+        Store::TokioPostgres => {
+            run_on::<B, F, idem_tokio_postgres::PostgresStore, H>(arguments, around, POSTGRES_TABLES)
+        }
+        Store::Sqlite => run_on::<B, F, idem_sqlx::SqliteStore, H>(arguments, around, SQLITE_TABLES),
     }
 }
 
@@ -119,13 +149,14 @@ pub trait Handles<S: idem_core::Store>: Handler<S> + BatchHandler<S> {}
 
 impl<S: idem_core::Store, H: Handler<S> + BatchHandler<S>> Handles<S> for H {}
 
-fn run_on<B, D, H>(arguments: Vec<OsString>, around: fn(Ledger) -> H, tables: &'static str) -> Exit
+fn run_on<B, F, D, H>(arguments: Vec<OsString>, around: fn(Ledger) -> H, tables: &'static str) -> Exit
 where
     B: Broker,
+    F: BrokerFlags<B>,
     D: Database,
     H: Handles<D::Store>,
 {
-    let service = async move |own: Own| -> Result<Service<B, D>, BoxError> {
+    let service = async move |All { own, broker }: All<F>| -> Result<Service<B, D>, BoxError> {
         if own.store == Some(Client::TokioPostgres) && D::SCHEMES == ["sqlite"] {
             return Err("--store tokio-postgres needs a --database-url of PostgreSQL: leave it out".into());
         }
@@ -137,7 +168,8 @@ where
         if own.handlers == Handlers::Pipelined {
             service = service.consumer(|consumer| consumer.handlers(Concurrency::pipelined()));
         }
-        Ok(service.publish_to(own.announce))
+        let service = service.broker(|flags| broker.set(flags));
+        Ok(own.author.set(service.publish_to(own.announce)))
     };
     Service::from_args(service).run_with(arguments)
 }

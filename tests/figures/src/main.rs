@@ -91,9 +91,9 @@ fn of_program() -> Result<bool, String> {
     Ok(kept("the README's program: flags on its first screen", count(first), 22)
         & kept("the README's program: flags without a variable", count(bare), 0)
         & kept("the README's program: packages", count(program.packages()?), 190)
-        & kept("the README's program: functions of the engine in its own crate", count(program.engine()?), 0)
         & kept("the README's program: seconds of debug after an edited line", program.seconds(&[])?, 4)
         & kept("the README's program: megabytes of its release", program.megabytes()?, 20)
+        & kept("the README's program: functions of the engine in its own crate", count(program.engine()?), 0)
         & kept("the README's program: seconds of release after an edited line", program.seconds(&["--release"])?, 15))
 }
 

@@ -88,8 +88,9 @@ impl Program {
 
     /// The functions of the engine that its own crate compiles once more.
     pub(crate) fn engine(&self) -> Result<usize, String> {
-        let folder = self.target.join("debug/deps");
-        self.cargo(&["rustc", "--quiet", "--", "-C", "codegen-units=1", "--emit=obj"])?;
+        // Of a release, which shares no generic code with the crates that have compiled it already.
+        let folder = self.target.join("release/deps");
+        self.cargo(&["rustc", "--quiet", "--release", "--", "-C", "codegen-units=1", "--emit=obj"])?;
         let files = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let of_program = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

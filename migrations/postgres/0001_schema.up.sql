@@ -153,7 +153,11 @@ CREATE TABLE {schema}.consumers (
     CONSTRAINT consumers_name_tenant UNIQUE (name, tenant),
     -- A worker may write these. Beyond the bounds the arithmetic of others would fail (S57).
     CONSTRAINT consumers_id CHECK (id > 0),
-    CONSTRAINT consumers_spans CHECK (retention <= interval '1000 years' AND redelivery_horizon <= interval '1000 years')
+    CONSTRAINT consumers_spans CHECK (
+        retention BETWEEN interval '0' AND interval '1000 years' AND redelivery_horizon BETWEEN interval '0' AND interval '1000 years'
+        -- The comparison takes years, days and microseconds together, and arithmetic takes them one by one.
+        AND greatest(abs(extract(year FROM retention)), abs(extract(year FROM redelivery_horizon))) <= 1000
+        AND greatest(abs(extract(day FROM retention)), abs(extract(day FROM redelivery_horizon))) <= 400000)
 );
 
 -- A first name decides the ids of events and of calls to providers. A login that is no member of the owner may copy that of the same

@@ -115,7 +115,7 @@ WITH asked AS (
     WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id AND a.payload_hash = asked.payload_hash
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer
-    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+    ON CONFLICT (consumer) DO UPDATE SET epoch = (c.epoch + 1) % 1099511627776
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
     SELECT $7::text, 'replay', consumer, idempotency_key, pg_catalog.format('dead letter %s', id) FROM asked

@@ -84,7 +84,7 @@ const ERASE: &str = "\
     UPDATE {schema}.audit SET idempotency_key = NULL WHERE idempotency_key = $1::text RETURNING consumer
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM records ORDER BY consumer
-    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+    ON CONFLICT (consumer) DO UPDATE SET epoch = (c.epoch + 1) % 1099511627776
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)

@@ -40,7 +40,7 @@ WITH gone AS (
     SELECT $8::text, 'forget', consumer, nullif(idempotency_key, ''), $9::text FROM gone
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM gone ORDER BY consumer
-    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+    ON CONFLICT (consumer) DO UPDATE SET epoch = (c.epoch + 1) % 1099511627776
 )
 SELECT pg_catalog.count(*) FROM gone";
 

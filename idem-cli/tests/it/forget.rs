@@ -21,6 +21,18 @@ async fn forget_lets_a_message_take_effect_once_more_and_is_written_down() {
     fixture.drop().await;
 }
 
+/// S57: a worker's login may write the highest epoch, and the operator's next one begins again.
+#[tokio::test]
+async fn s57_an_epoch_at_its_end_stops_no_operator() {
+    let fixture = Fixture::new().await;
+    assert_eq!(fixture.deliver(&["order-1"]).await, "P");
+    fixture.run("INSERT INTO controls (consumer, epoch) SELECT id, 1099511627775 FROM consumers").await;
+    fixture.idem(&format!("forget order-1 {WHY} --yes")).ok();
+    assert_eq!(fixture.texts("SELECT epoch FROM controls").await, ["0"]);
+    assert_eq!(fixture.deliver(&["order-1"]).await, "P");
+    fixture.drop().await;
+}
+
 /// S8: a worker's login can look and pause, and has no right to permit a second effect.
 #[tokio::test]
 async fn s8_a_workers_login_may_look_and_not_forget() {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, StoreError, StoredDeadLetter,
-    Tenant,
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, Reason, StoreError,
+    StoredDeadLetter, Tenant,
     dead_letter::REPLAY_TAKEN_FOR,
     store::{
         AuditEntry, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, Registered, Registration, Replay, ReplayEnd, RunId,
@@ -164,7 +164,19 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         }
         let parameters = [name, run.0.into(), i64::from(max).into(), taken_for];
         let rows = driver.rows(doing, &statements.take_replays, &parameters).await?;
-        let mut replays = rows.iter().map(dead_letters::replay).collect::<Result<Vec<_>, _>>()?;
+        let mut replays = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match dead_letters::replay(row) {
+                Ok(replay) => replays.push(replay),
+                // The others were taken with it, and run (S57).
+                Err(error) => {
+                    let id = DeadLetterId(row.get("id")?);
+                    tracing::warn!(idem.consumer = %consumer, dead_letter = id.0, %error, "a dead letter cannot be replayed");
+                    let end = ReplayEnd::Failed { reason: Reason::Malformed, error: error.to_string() };
+                    self.finish_replay(id, end).await?;
+                }
+            }
+        }
         replays.sort_by_key(|replay| replay.id);
         Ok(replays)
     }

@@ -163,7 +163,7 @@ statements! {
     /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
     /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`; `processed_at` in µs since the
     /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied;
-    /// `limited_to text`, the `statement_timeout` of the claim; the mark of the transaction, for
+    /// `limited_to text`, the `statement_timeout` and the idle limit of the claim; the mark of the transaction, for
     /// [`guard`](PostgresStatements::guard); and the two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
     ///
     /// The won rows are aggregated *before* the limits are put back: the last line is computed from the aggregate, which
@@ -195,7 +195,8 @@ SELECT won_consumers, won_key_ids,
     CASE WHEN pg_catalog.cardinality(won_key_ids) > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
     pg_catalog.pg_backend_pid() AS backend_pid, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS processed_at,
     (SELECT coalesce(pg_catalog.sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
-    pg_catalog.current_setting('statement_timeout') AS limited_to, pg_catalog.set_config('idem.unit', 'begun', true) AS unit,
+    pg_catalog.concat_ws(' ', pg_catalog.current_setting('statement_timeout'),
+        pg_catalog.current_setting('idle_in_transaction_session_timeout')) AS limited_to, pg_catalog.set_config('idem.unit', 'begun', true) AS unit,
     pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
 FROM answer";
@@ -218,7 +219,8 @@ VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
 ON CONFLICT (consumer, key_id) DO NOTHING
 RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pid() AS backend_pid,
     (extract(epoch FROM processed_at) * 1000000::numeric)::int8 AS processed_at,
-    pg_catalog.current_setting('statement_timeout') AS limited_to,
+    pg_catalog.concat_ws(' ', pg_catalog.current_setting('statement_timeout'),
+        pg_catalog.current_setting('idle_in_transaction_session_timeout')) AS limited_to,
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 

@@ -5,8 +5,8 @@ use super::postgres::{UnitLimits, begin_unit, set_limits};
 /// The limits of a session. One that a store has for itself gets them once, because each setting in a BEGIN costs the unit some
 /// microseconds. Behind a pooler in transaction mode a setting would be the next client's, so each BEGIN has them there.
 ///
-/// A handler may change the session's `statement_timeout` (`SET` without `LOCAL`). The claim answers the value that it ran under, and
-/// where that is another one, the next BEGIN sets the limits again (B2).
+/// A handler may change the session's `statement_timeout` or its idle limit (`SET` without `LOCAL`). The claim answers the values that it
+/// ran under, and where they are others, the next BEGIN sets the limits again (B2).
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,7 +22,7 @@ use super::postgres::{UnitLimits, begin_unit, set_limits};
 pub struct SessionLimits {
     is_own: bool,
     set: Option<UnitLimits>,
-    /// `statement_timeout` as the server writes it, once a claim has answered it.
+    /// The limits as the server writes them, once a claim has answered them.
     shown: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl SessionLimits {
         format!("BEGIN{}; COMMIT; {begin}", set_limits("SET", limits))
     }
 
-    /// Notes the `statement_timeout` that a claim ran under.
+    /// Notes the limits that a claim ran under.
     pub fn ran_under(&mut self, shown: &str) {
         match &self.shown {
             None => self.shown = Some(shown.to_owned()),

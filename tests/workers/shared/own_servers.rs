@@ -72,7 +72,7 @@ impl OwnServers {
 
     fn run(&self, arguments: &[&str]) -> String {
         let outer: u32 = std::env::var("IDEM_PORT_OFFSET").ok().and_then(|offset| offset.parse().ok()).unwrap_or(0);
-        let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../servers"))
+        let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../servers"))
             .args(arguments)
             .env("IDEM_SERVERS_SET", self.set)
             .env("IDEM_SERVERS_FOR", "tests")

@@ -124,22 +124,26 @@ async fn b2_a_session_has_the_limits_of_its_claims_once() {
     let mut lane = store.open().await.unwrap();
     let run = claim_of(store, "a").await.1;
     let mut seen = Vec::new();
-    for key in ["a", "b", "c", "d"] {
+    for key in ["a", "b", "c", "d", "e", "f"] {
         let claim = claim_of(store, key).await.0;
         let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
         let shown = "SELECT current_setting('statement_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout')";
         let before: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
         unit.claim(std::slice::from_ref(&claim)).await.unwrap();
         let of_handlers: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
-        if key == "b" {
-            sqlx::raw_sql("SET statement_timeout = 0").execute(unit.tx().connection()).await.unwrap();
-        }
+        let changed = match key {
+            "b" => "SET statement_timeout = 0",
+            "d" => "SET idle_in_transaction_session_timeout = 0",
+            _ => "",
+        };
+        sqlx::raw_sql(changed).execute(unit.tx().connection()).await.unwrap();
         unit.commit().await.unwrap();
         seen.push((before, of_handlers));
     }
     let idle = seen[0].0.strip_prefix("3s ").unwrap();
     assert!(idle != "0");
-    let wanted = ["3s", "3s", "0", "3s"].map(|limit| (format!("{limit} {idle}"), format!("0 {idle}")));
+    let before = [("3s", idle), ("3s", idle), ("0", idle), ("3s", idle), ("3s", "0"), ("3s", idle)];
+    let wanted = before.map(|(limit, idle)| (format!("{limit} {idle}"), format!("0 {idle}")));
     assert_eq!(seen, wanted);
     fixture.drop().await;
 }

@@ -1,5 +1,9 @@
 //! S57, S60, O109: a stolen worker's credential, played against the script of the roles. What it can still do is in `docs/guide/security.md`.
 
+use idem_core::{
+    ConsumerName, Store as _,
+    store::{Bookkeeping as _, RunId},
+};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use super::{
@@ -97,6 +101,8 @@ const OUT_OF_BOUNDS: &[&str] = &[
     "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload) VALUES (key_id('x'), 0, 1, 1, 'x', '', '')",
     "INSERT INTO controls (consumer, epoch) VALUES (7, 9223372036854775807)",
     "UPDATE consumers SET retention = '170000 years'",
+    "UPDATE consumers SET retention = '-178000000 years'",
+    "UPDATE consumers SET retention = '5000000 years -1826250000 days'",
     "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules)
         OVERRIDING SYSTEM VALUE VALUES (-7, 'thief', 'payments', 'kafka:p', '', '', '')",
     "INSERT INTO outbox_destinations (name, id_form) VALUES ('free', 'uuid8');
@@ -286,6 +292,29 @@ async fn s60_a_dead_letter_gets_no_other_payload_and_stays() {
     assert_eq!(fixture.text("SELECT count(*) FROM dead_letters").await, "3");
     drop(thief);
     give_up(fixture, &["idem_worker"]).await;
+}
+
+/// S57: a dead letter that cannot be read fails its own replay, and not those that are taken with it.
+#[tokio::test]
+async fn s57_a_forged_dead_letter_stops_no_replay() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    fixture.run(format!("{VICTIM} UPDATE dead_letters SET replay_requested_at = now() WHERE origin = 'owed'")).await;
+    let mut thief = thief(&fixture).await.connect().await.unwrap();
+    let forged = "INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts,
+            error, payload, payload_bytes, has_payload, headers)
+        VALUES (1, 'forged', '', key_id('f'), 'f', sha256('f'), 1, 'permanent', 1, '', 'f', 1, true, '5')";
+    assert_eq!(code(&mut thief, forged).await, "-");
+    let asked = "UPDATE dead_letters SET replay_requested_at = now() WHERE origin = 'forged'";
+    assert_eq!(code(&mut thief, asked).await, "-");
+    let payments = ConsumerName::new("payments").unwrap();
+    let taken = fixture.store.bookkeeping().take_replays(&payments, RunId(1), 10).await.unwrap();
+    assert_eq!(taken.iter().map(|replay| replay.message.origin().as_str()).collect::<Vec<_>>(), ["owed"]);
+    let outcome = fixture.text("SELECT replay_outcome FROM dead_letters WHERE origin = 'forged'").await;
+    assert!(outcome.starts_with("failed: malformed"), "{outcome}");
+    drop(thief);
+    fixture.run(format!("DROP OWNED BY {0}_thief; DROP ROLE {0}_thief", fixture.schema)).await;
+    give_up(fixture, &[]).await;
 }
 
 /// S57: the engine replaces an answer that has outlived its record, with a worker's rights.

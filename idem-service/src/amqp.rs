@@ -24,6 +24,8 @@ use crate::{
 
 /// RabbitMQ, as its flags: `Service::<Amqp, _>`.
 #[derive(clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 #[command(next_help_heading = "RabbitMQ")]
 pub struct Amqp {
     /// The broker: amqp://user:password@host:port/vhost, in which the vhost / is written %2f

@@ -8,6 +8,8 @@ use crate::{spans, values::DatabaseUrl};
 
 /// The settings of a worker's cleanup.
 #[derive(Debug, Clone, clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 #[command(next_help_heading = "Cleanup")]
 pub(crate) struct CleanupFlags {
     /// How often this worker removes expired rows, or off; of all workers on a schema, one does it

@@ -15,6 +15,8 @@ use crate::{
 
 /// The settings of every process. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 pub(crate) struct Flags {
     /// The database, such as postgres://user@host/name
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]

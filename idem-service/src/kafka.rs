@@ -20,6 +20,8 @@ use crate::{
 
 /// Kafka, as its flags: `Service::<Kafka, _>`.
 #[derive(clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 #[command(next_help_heading = "Kafka")]
 pub struct Kafka {
     /// The brokers to begin with: host:port, several with commas between them
@@ -148,6 +150,8 @@ pub(crate) fn relayed(part: &KafkaPart) -> Result<Events, BoxError> {
 /// The part of a service that only sends events.
 #[cfg(feature = "http")]
 #[derive(clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 #[command(next_help_heading = "Kafka")]
 pub(crate) struct Announcing {
     /// The brokers that events go to: host:port, several with commas between them [default: none, and no events]

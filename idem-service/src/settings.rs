@@ -9,6 +9,8 @@ use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, siz
 
 /// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 pub(crate) struct Settings {
     #[command(flatten)]
     pub(crate) flags: Flags,

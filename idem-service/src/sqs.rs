@@ -20,6 +20,8 @@ use crate::{
 /// SQS, as its flags: `Service::<Sqs, _>`. Region, endpoint and credentials come from where the AWS SDK looks for
 /// them: `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_PROFILE`, roles.
 #[derive(Debug, clap::Args)]
+// An application's own settings may have the same name.
+#[group(skip)]
 #[command(next_help_heading = "SQS")]
 pub struct Sqs {
     /// The URL of the queue that is consumed; it is never created. Region and credentials come from AWS_REGION,

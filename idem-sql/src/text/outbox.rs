@@ -94,7 +94,7 @@ ORDER BY o.number LIMIT $3::int8";
     /// Lets waiting and failed events go again. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one row: `events int8`.
     retry_events: "SELECT {schema}.retry_events($1::int8[], $2::text[], false) AS events";
 
-    /// The same for stale ones: the time for which their receivers know a copy begins anew.
+    /// The same for stale ones: the time for which their receivers know a copy starts again.
     retry_stale_events: "SELECT {schema}.retry_events($1::int8[], $2::text[], true) AS events";
 
     /// Removes events unsent, and lets those go that waited behind them. Parameters: 1 numbers `int8[]`, 2 their keys `text[]`. Result, one

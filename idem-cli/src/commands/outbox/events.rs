@@ -23,7 +23,7 @@ pub(crate) trait Events {
     /// `payload`, in hexadecimal digits, and `headers`.
     fn content(&mut self, event: &EventName) -> impl Future<Output = Result<Table, Failure>>;
 
-    /// Lets them go; where stale ones are meant, the time for which their receivers know a copy begins anew.
+    /// Lets them go; where stale ones are meant, the time for which their receivers know a copy starts again.
     fn retry(&mut self, events: &[EventName], with_stale: bool) -> impl Future<Output = Result<i64, Failure>>;
 
     fn skip(&mut self, events: &[EventName], because: &str) -> impl Future<Output = Result<i64, Failure>>;

@@ -21,7 +21,10 @@ pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -
     }
     // Which hosts were asked belongs to that, because it is the first thing to look at.
     if let ErrorKind::IOError(problem) = error.kind() {
-        let hosts = settings.uris.iter().map(|uri| format!("{}:{}", uri.authority.host, uri.authority.port));
+        let hosts = settings.uris.iter().map(|uri| match (uri.authority.host.as_str(), uri.authority.port) {
+            (host, port) if host.contains(':') => format!("[{host}]:{port}"),
+            (host, port) => format!("{host}:{port}"),
+        });
         let hosts = hosts.collect::<Vec<_>>().join(", ");
         return SourceError::unavailable(doing, format!("RabbitMQ at {hosts} does not answer: {problem}"));
     }

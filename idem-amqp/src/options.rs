@@ -11,6 +11,7 @@ use lapin::{
     types::ShortString,
     uri::{AMQPScheme, AMQPUri},
 };
+use reqwest::Url;
 
 use crate::management::Management;
 
@@ -169,7 +170,7 @@ impl AmqpOptions {
         self
     }
 
-    /// A further host of the same cluster, `host` or `host:port`, with the port, user and vhost of the URL where it names
+    /// A further host of the same cluster, `host`, `host:port` or `[::1]:port`, with the port, user and vhost of the URL where it names
     /// none; may be called again. They are tried in turn, beginning with the one that answered last.
     #[must_use]
     pub fn host(mut self, host: impl Into<String>) -> Self {
@@ -304,6 +305,7 @@ fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
     if uri.authority.host.is_empty() {
         return Err(ConfigError::new("url", "without a host", rule));
     }
+    uri.authority.host = without_brackets(&uri.authority.host).to_owned();
     if uri.scheme == AMQPScheme::AMQPS && cfg!(not(feature = "tls")) {
         return Err(ConfigError::new("url", "amqps://", "this build lacks the feature `tls` of idem-amqp"));
     }
@@ -313,17 +315,23 @@ fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
 
 /// The URL for another host.
 fn check_host(uri: &AMQPUri, host: &str) -> Result<AMQPUri, ConfigError> {
-    let wrong = || ConfigError::new("host", format!("{host:?}"), "it must be host or host:port");
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
-        None => (host, uri.authority.port),
-    };
-    if name.is_empty() || name.contains(|c: char| c.is_whitespace() || "/@,".contains(c)) {
+    let wrong =
+        || ConfigError::new("host", format!("{host:?}"), "it must be host or host:port; an IPv6 address is [::1]");
+    let url = Url::parse(&format!("amqp://{host}/")).map_err(|_| wrong())?;
+    let is_more = url.path() != "/" || !url.username().is_empty() || url.query().is_some() || url.fragment().is_some();
+    let name = without_brackets(url.host_str().ok_or_else(wrong)?);
+    if is_more || name.is_empty() || name.contains(',') {
         return Err(wrong());
     }
     let mut uri = uri.clone();
-    (uri.authority.host, uri.authority.port) = (name.to_owned(), port);
+    uri.authority.host = name.to_owned();
+    uri.authority.port = url.port().unwrap_or(uri.authority.port);
     Ok(uri)
+}
+
+/// The host of a URL as the resolver takes it: URLs write an IPv6 address in brackets.
+fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host)
 }
 
 #[cfg(feature = "tls")]

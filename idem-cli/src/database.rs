@@ -10,7 +10,7 @@ use idem_sql::{
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _,
-    postgres::{PgArguments, PgConnectOptions, PgDatabaseError, PgRow},
+    postgres::{PgArguments, PgDatabaseError, PgRow},
     query::Query,
 };
 
@@ -71,7 +71,11 @@ pub(crate) struct Database {
 
 /// The store, for its own operations: migrations, verification, cleanup.
 pub(crate) fn store(target: &Target) -> Result<PostgresStore, Failure> {
-    Ok(PostgresOptions::parse(url(target)?)?.schema(target.schema.clone()).application_name("idem command").build()?)
+    Ok(options(target)?.build()?)
+}
+
+fn options(target: &Target) -> Result<PostgresOptions, Failure> {
+    Ok(PostgresOptions::parse(url(target)?)?.schema(target.schema.clone()).application_name("idem command"))
 }
 
 fn url(target: &Target) -> Result<&str, Failure> {
@@ -91,12 +95,8 @@ fn refused(error: &sqlx::Error) -> Option<StoreError> {
 
 impl Database {
     pub(crate) async fn open(target: &Target) -> Result<Self, Failure> {
-        // The store reports an error in a URL without repeating it.
-        let text = url(target)?;
-        store(target)?;
-        let options: PgConnectOptions = text.parse().map_err(|_| Failure::refused("--database-url cannot be read"))?;
-        let options = options.application_name("idem command").disable_statement_logging();
-        match tokio::time::timeout(CONNECT_WITHIN, options.connect()).await {
+        let options = options(target)?;
+        match tokio::time::timeout(CONNECT_WITHIN, options.connection().connect()).await {
             Ok(Ok(connection)) => Ok(Self { connection, schema: target.schema.clone(), by: target.by.clone() }),
             Ok(Err(error)) => Err(refused(&error).map_or_else(|| error.into(), Failure::from)),
             Err(_) => Err(Failure::new(Exit::Unreachable, "the database does not answer within 5 s")),

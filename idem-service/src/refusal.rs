@@ -13,10 +13,19 @@ pub(crate) fn line(error: &Error, command: &Command) -> String {
         ErrorKind::UnknownArgument => unknown(error, &flag),
         ErrorKind::MissingRequiredArgument => missing(&flag, command),
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => wrong_value(error, &flag, command),
-        ErrorKind::ArgumentConflict => format!("{} is given more than once", name_of(&flag)),
+        ErrorKind::ArgumentConflict => conflict(error, &flag),
         // Its rendering quotes the value.
         ErrorKind::TooManyValues => format!("{} takes no value", name_of(&flag)),
         kind => format!("{flag} {}", kind.as_str().unwrap_or("cannot be read")).trim_start().to_owned(),
+    }
+}
+
+/// clap reports a flag that is given twice as one that conflicts with itself.
+fn conflict(error: &Error, flag: &str) -> String {
+    let (flag, prior) = (name_of(flag), text(error, ContextKind::PriorArg));
+    match name_of(&prior) {
+        prior if prior.is_empty() || prior == flag => format!("{flag} is given more than once"),
+        prior => format!("{flag} cannot be given together with {prior}"),
     }
 }
 

@@ -2,7 +2,12 @@
 
 pub mod postgres;
 
-use std::{collections::BTreeMap, io, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use fastrand::Rng;
 use idem_core::CancellationToken;
@@ -70,7 +75,18 @@ impl Proxy {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn to(server: &str) -> io::Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        Self::between(Ipv4Addr::LOCALHOST.into(), server).await
+    }
+
+    /// The same at another address of this machine.
+    ///
+    /// # Errors
+    /// Where no port can be had there.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn between(address: IpAddr, server: &str) -> io::Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await?;
         let address = listener.local_addr()?.to_string();
         let (weather, standing) = (watch::Sender::new(Weather::default()), watch::Sender::new(Standing::new()));
         let ended = CancellationToken::new();

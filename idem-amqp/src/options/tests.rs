@@ -39,6 +39,22 @@ fn what_would_break_the_guarantee_is_refused_with_the_setting() {
     }
 }
 
+#[test]
+fn an_ipv6_address_is_written_in_brackets_and_resolved_without() {
+    let url = AmqpOptions::new("amqp://user:x@[::1]:5673/%2f", "purchases");
+    let further = ["[2001:db8::7]:5674", "[2001:db8::8]", "broker:5675", "broker"];
+    let settings = further.iter().fold(url, |options, host| options.host(*host)).check().unwrap();
+    let all = settings.uris.iter().map(|uri| (uri.authority.host.as_str(), uri.authority.port)).collect::<Vec<_>>();
+    let said = [("::1", 5673), ("2001:db8::7", 5674), ("2001:db8::8", 5673), ("broker", 5675), ("broker", 5673)];
+    assert_eq!(all, said);
+    for host in
+        ["::1:5672", "", ":5672", "broker:", "broker:no", "a,b", "user@broker", "broker/x", "amqp://broker", "a b"]
+    {
+        let text = refusal(&AmqpOptions::new(URL, "purchases").host(host));
+        assert!(text.contains("it must be host or host:port"), "{host}: {text}");
+    }
+}
+
 #[cfg(not(feature = "tls"))]
 #[test]
 fn tls_without_its_feature_is_refused_at_once() {

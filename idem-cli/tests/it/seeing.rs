@@ -1,6 +1,9 @@
 //! `idem show`, `stats`, `workers`, `stuck`, `doctor`, `completions`.
 
+use std::net::Ipv6Addr;
+
 use idem_core::{IdempotencyKey, PayloadHash, Store as _, store::Bookkeeping as _};
+use idem_testkit::proxy::Proxy;
 use sqlx::Connection as _;
 
 use crate::fixture::{Fixture, agree_on_what_fails, attempt, command, leave_counts, orders, see_what_is_stopped};
@@ -254,4 +257,18 @@ fn completions_need_no_database() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(command(&[], &["completions", shell]).ok().contains("dead-letters"));
     }
+}
+
+/// J100: sqlx keeps the brackets of a URL's address.
+#[tokio::test]
+async fn j100_the_command_reaches_a_database_by_its_ipv6_address() {
+    let fixture = Fixture::new().await;
+    let (_, server) = fixture.url.rsplit_once('@').unwrap();
+    let (server, _) = server.split_once('/').unwrap();
+    let proxy = Proxy::between(Ipv6Addr::LOCALHOST.into(), server).await.unwrap();
+    let url = fixture.url.replace(server, proxy.address());
+    for verb in [&["consumers", "list"][..], &["migrate", "status"]] {
+        command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &fixture.schema)], verb).ok();
+    }
+    fixture.drop().await;
 }

@@ -2,7 +2,7 @@
 
 use idem_core::BoxError;
 use idem_sqlx::{PostgresOptions, PostgresStore};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions, raw_sql};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 
 use super::open::{self, Database, DatabaseSettings};
 
@@ -31,12 +31,11 @@ impl Database for PostgresStore {
             open::migrated(store.migrate().await)?;
         }
         if settings.create_tables() {
-            let options: PgConnectOptions = settings.url().parse()?;
-            let (options, script) = (options.disable_statement_logging(), open::postgres_tables(tables));
+            let (options, script) = (PostgresOptions::parse(settings.url())?, open::postgres_tables(tables));
             let run = || {
                 let (options, script) = (options.clone(), script.clone());
                 async move {
-                    let mut connection = PgConnection::connect_with(&options).await?;
+                    let mut connection = PgConnection::connect_with(options.connection()).await?;
                     raw_sql(AssertSqlSafe(script)).execute(&mut connection).await?;
                     Ok(connection.close().await?)
                 }

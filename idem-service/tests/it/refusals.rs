@@ -21,6 +21,7 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         ("--lanes two", "--lanes is \"two\", but it must be a whole number from 1 to 1024"),
         ("--lanes", "--lanes needs a value"),
         ("--lanes 1 --lanes 2", "--lanes is given more than once"),
+        ("--migrate --check", "--migrate cannot be given together with --check"),
         ("--lanes 2", "--lanes is 2, but this store has a single writer: use 1"),
         ("--lanes 0", "--lanes is \"0\", but it must be a whole number from 1 to 1024"),
         ("--migrate=yes", "--migrate takes no value"),

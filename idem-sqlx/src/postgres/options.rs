@@ -39,6 +39,11 @@ impl fmt::Debug for PostgresOptions {
 impl PostgresOptions {
     /// Settings for these options of sqlx's, whose statement logging is kept as it is.
     pub fn new(connection: PgConnectOptions) -> Self {
+        // sqlx keeps the brackets of a URL's IPv6 address, with which no resolver finds it.
+        let connection = match connection.get_host().strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            Some(address) => connection.clone().host(address),
+            None => connection,
+        };
         let connection = match connection.get_application_name() {
             Some(_) => connection,
             None => connection.application_name("idem"),
@@ -51,7 +56,14 @@ impl PostgresOptions {
     /// # Errors
     /// [`StoreError::Refused`] where it cannot be read. Its text does not repeat the URL, which may hold a password.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
-        let connection: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| unreadable_url())?;
+        let connection: PgConnectOptions = match url.parse() {
+            Ok(connection) => connection,
+            Err(_) if has_several_hosts(url) => return Err(several_hosts()),
+            Err(_) => return Err(unreadable_url()),
+        };
+        if connection.get_host().contains(',') {
+            return Err(several_hosts());
+        }
         Ok(Self::new(connection.disable_statement_logging()))
     }
 
@@ -77,6 +89,11 @@ impl PostgresOptions {
     pub fn cleanup_url(self, url: &str) -> Result<Self, StoreError> {
         let login = Self::parse(url)?;
         Ok(self.cleanup_with(login.connection))
+    }
+
+    /// How a connection of one's own reaches the same database, as sqlx takes it.
+    pub fn connection(&self) -> &PgConnectOptions {
+        &self.connection
     }
 
     /// The store. Nothing is connected yet.
@@ -114,6 +131,19 @@ impl PostgresOptions {
     }
 }
 
+/// Whether a comma stands where the URL names its host, as libpq allows it.
+fn has_several_hosts(url: &str) -> bool {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','))
+}
+
+fn several_hosts() -> StoreError {
+    StoreError::refused(
+        "the database URL names several hosts, and sqlx connects to one (the URL is not shown)".to_owned(),
+        "Name one host that always leads to the primary, such as a DNS name or a proxy. The store of idem-tokio-postgres tries several",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +153,12 @@ mod tests {
         let options = PostgresOptions::parse("postgres://u:hunter2@db.internal/x").unwrap();
         assert!(!format!("{options:?}").contains("hunter2"));
         assert!(options.is_plaintext_abroad());
+        for url in
+            ["postgres://u:hunter2@a:5432,b:5432/x", "postgres://u:hunter2@a,b/x", "postgres://u:hunter2@/x?host=a,b"]
+        {
+            let error = PostgresOptions::parse(url).unwrap_err().to_string();
+            assert!(error.contains("several hosts") && !error.contains("hunter2"), "{url}: {error}");
+        }
         for url in ["postgres://u:hunter2@host:notaport/x", "postgres://u:hunter2@h/x?sslmode=hunter2", "hunter2"] {
             let error = PostgresOptions::parse(url).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
@@ -131,7 +167,13 @@ mod tests {
 
     #[test]
     fn s9_only_this_machine_and_tls_are_private() {
-        for url in ["postgres://u@127.0.0.1/x", "postgres://u@localhost/x", "postgres://u@db/x?sslmode=verify-full"] {
+        let private = [
+            "postgres://u@127.0.0.1/x",
+            "postgres://u@localhost/x",
+            "postgres://u@[::1]/x",
+            "postgres://u@db/x?sslmode=verify-full",
+        ];
+        for url in private {
             assert!(!PostgresOptions::parse(url).unwrap().is_plaintext_abroad(), "{url}");
         }
         assert!(PostgresOptions::parse("postgres://u@db/x?sslmode=prefer").unwrap().is_plaintext_abroad());

@@ -1,6 +1,6 @@
 //! A broker and a database that go away and come back, and workers that die.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::Ipv6Addr};
 
 use idem_testkit::proxy::Proxy;
 use lapin::types::AMQPValue;
@@ -138,5 +138,27 @@ async fn j2_workers_that_are_killed_lose_nothing() {
     }
     assert_eq!(fixture.ledger().await, Ledger::of(0..purchases));
     assert!(fixture.dead_letters().await.is_empty(), "{:?}", fixture.dead_letters().await);
+    fixture.remove().await;
+}
+
+/// J100: each address that a worker is given may be an IPv6 one.
+#[tokio::test(flavor = "multi_thread")]
+async fn j100_ipv6_addresses_of_database_and_brokers_are_reached() {
+    let fixture = Fixture::new("ipv6").await;
+    let here = Ipv6Addr::LOCALHOST.into();
+    let server = host(&fixture.queue.url).to_owned();
+    let (database, broker) =
+        (Proxy::between(here, fixture.host()).await.unwrap(), Proxy::between(here, &server).await.unwrap());
+    let database = fixture.url.replace(fixture.host(), database.address());
+    let (first, away) =
+        (fixture.queue.url.replace(&server, broker.address()), fixture.queue.url.replace(&server, "127.0.0.1:1"));
+    let runs = [("sqlx", &first, None), ("tokio-postgres", &first, None), ("sqlx", &away, Some(broker.address()))];
+    for (number, (store, broker, further)) in (0..).zip(runs) {
+        fixture.send([number]).await;
+        let mut more = vec!["--store", store, "--until-idle", "1s", "--startup-timeout", "10s"];
+        more.extend(further.into_iter().flat_map(|host| ["--amqp-host", host]));
+        let ended = fixture.start_with(&fixture.arguments_to(broker, &database, &more)).ended().await;
+        assert_eq!(ended.count("processed"), 1, "{store} {further:?}");
+    }
     fixture.remove().await;
 }

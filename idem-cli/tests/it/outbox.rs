@@ -160,6 +160,23 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
 }
 
+/// O116: events that cannot be read are listed with the reason, beside the others.
+#[tokio::test]
+async fn o116_a_damaged_event_hides_no_other() {
+    let fixture = Fixture::new().await;
+    let subject = Subject::new(fixture.store.clone()).await;
+    let next = subject.next().await;
+    fixture.run("UPDATE outbox SET headers = '[1]' WHERE number = (SELECT min(number) FROM outbox)").await;
+    let listed = fixture.idem("outbox list --json").json();
+    let events = listed["events"].as_array().unwrap();
+    assert_eq!(events.len(), 3, "{listed}");
+    assert_eq!(events[0]["event"], next[0].to_string());
+    assert!(events[0]["error"].as_str().unwrap().contains("headers"), "{listed}");
+    assert!(events[1]["error"].is_null() && events[2]["error"].is_null(), "{listed}");
+    fixture.idem_with(&["outbox", "skip", &next[0].to_string(), "--because", "damaged", "--yes"]).ok();
+    fixture.drop().await;
+}
+
 /// O101: the receivers' time begins anew when a stale event is to go, and its copy may be with them all the same.
 async fn o101_a_copy_of_a_stale_event_is_not_forgotten<S: Store>(
     subject: &Subject<S>,

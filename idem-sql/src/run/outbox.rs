@@ -342,11 +342,33 @@ fn outgoing(row: &Row) -> Result<OutgoingEvent, StoreError> {
     Ok(event)
 }
 
+/// The name and age of an event of which something cannot be read.
+fn what_is_left(row: &Row) -> Result<OutgoingEvent, StoreError> {
+    let consumer = ConsumerName::new(row.get("consumer_name")?).or_else(|_| ConsumerName::new("unknown"));
+    let key = IdempotencyKey::new(row.get("event_key")?).or_else(|_| IdempotencyKey::new("unreadable"));
+    let (consumer, key) = (consumer.map_err(|_| damaged("consumer"))?, key.map_err(|_| damaged("event_key"))?);
+    let mut event = OutgoingEvent::new(
+        EventNumber(row.get("number")?),
+        consumer,
+        key,
+        Vec::new().into(),
+        row.instant("created_at")?,
+    );
+    event.attempts = u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0);
+    event.first_sent_ago = span(row, "first_sent_ago")?;
+    Ok(event)
+}
+
 fn stored(row: &Row) -> Result<StoredEvent, StoreError> {
     let state = EventState::of(row.get("state")?).ok_or_else(|| damaged("state"))?;
     let payload_bytes = u64::try_from(row.get::<i64>("payload_bytes")?).unwrap_or(0);
-    let mut stored = StoredEvent::new(outgoing(row)?, row.get("destination")?, payload_bytes, state);
-    stored.error = row.get("error")?;
+    // One that cannot be read is shown with the reason: an operator removes it, and sees the others.
+    let (event, damage) = match outgoing(row) {
+        Ok(event) => (event, None),
+        Err(error) => (what_is_left(row)?, Some(error.to_string())),
+    };
+    let mut stored = StoredEvent::new(event, row.get("destination")?, payload_bytes, state);
+    stored.error = damage.map_or_else(|| row.get("error"), |why| Ok(Some(why)))?;
     stored.not_before = row.optional_instant("not_before")?;
     Ok(stored)
 }

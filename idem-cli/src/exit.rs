@@ -10,6 +10,8 @@ use idem_core::{ErrorClass, Store as _, StoreError, chain, store};
 use idem_sqlx::{MigrateError, PostgresStore, SqliteStore};
 use sqlx::{error::DatabaseError as _, sqlite::SqliteError};
 
+use crate::report::printable;
+
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -108,7 +110,9 @@ fn migration_error(error: &MigrateError) -> String {
         // The error as a whole ends with a line of the server's function.
         Some(format!("{}. {}", error.message(), hint.unwrap_or_default()))
     });
-    words.map_or_else(|| error.to_string(), |words| format!("{error}: {words}"))
+    let text = words.map_or_else(|| error.to_string(), |words| format!("{error}: {words}"));
+    // A line break stays one; anything else that steers a terminal is escaped.
+    text.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
 impl From<sqlx::Error> for Failure {

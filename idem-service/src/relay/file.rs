@@ -75,6 +75,15 @@ pub(crate) enum Broker {
     Sqs,
 }
 
+/// What serde says of a value that does not fit, less the value, which may be a secret.
+fn without_value(message: &str) -> String {
+    let quotes = ["invalid type: ", "invalid value: ", "unknown variant "].iter().any(|kind| message.starts_with(kind));
+    match message.rsplit_once(", expected ") {
+        Some((_, expected)) if quotes => format!("its value must be {expected}"),
+        _ => message.to_owned(),
+    }
+}
+
 impl File {
     /// # Errors
     /// One line that names the file, and shows no value of it: each may be a password.
@@ -84,7 +93,13 @@ impl File {
         let file: Self = toml::from_str(&text).map_err(|error: toml::de::Error| {
             // The error's own text quotes the line.
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            of(format!("is refused: line {}: {}", before.matches('\n').count() + 1, error.message()))
+            let line = before.matches('\n').count();
+            let key = text
+                .lines()
+                .nth(line)
+                .and_then(|line| line.split_once('='))
+                .map(|(key, _)| format!("{}: ", key.trim()));
+            of(format!("is refused: line {}: {}{}", line + 1, key.unwrap_or_default(), without_value(error.message())))
         })?;
         if file.destination.is_empty() {
             return Err(of("names no destination: it needs a [[destination]] with its name".to_owned()));

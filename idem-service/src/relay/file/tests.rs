@@ -66,6 +66,11 @@ fn what_is_wrong_is_named_and_no_value_is_shown() {
         ("databse-url = \"canary\"", "line 1: unknown field `databse-url`"),
         ("[kafka]\nbrokers = \"canary\"", "names no destination"),
         ("[[destination]]\nname = canary", "line 2"),
+        (
+            "[[destination]]\nname = \"a\"\n[destination.webhook]\nendpoint = \"https://a\"\nsecrets = \"canary, expected\"",
+            "line 5: secrets: its value must be a sequence",
+        ),
+        ("log-format = \"canary\"", "line 1: log-format: its value must be `text` or `json`"),
     ] {
         let error = read(text).err().unwrap_or_else(|| panic!("{text} was taken"));
         assert!(error.contains(told) && !error.contains("canary"), "{error}");

@@ -286,6 +286,12 @@ async fn s20_the_file_is_its_owners_alone() {
         })
         .collect();
     assert!(modes.len() >= 2 && modes.iter().all(|(_, mode)| *mode == 0o600), "{modes:?}");
+    // SQLite makes the file that a link leads to.
+    let (link, target) = (folder.join("link.db"), folder.join("behind/target.db"));
+    std::fs::create_dir(folder.join("behind")).unwrap();
+    std::os::unix::fs::symlink("behind/target.db", &link).unwrap();
+    SqliteStore::open(&link).await.unwrap();
+    assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o600);
     // One that is there already is left as it is.
     let other = folder.join("other.db");
     std::fs::write(&other, "").unwrap();

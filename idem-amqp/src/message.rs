@@ -1,9 +1,6 @@
 //! A delivery as a message.
 
-use std::{
-    fmt::Write as _,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use idem_core::{Bytes, Headers, Message, Origin};
 use lapin::{
@@ -103,12 +100,8 @@ fn origin(exchange: &str, routing_key: &str, id: Option<&str>, headers: &Headers
         part(value.unwrap_or_default());
     }
     part(payload);
-    let mut origin = format!("{exchange}/{routing_key}/{}#", id.unwrap_or_default());
-    for byte in &hasher.finalize()[..8] {
-        // Writing to a string cannot fail.
-        let _ = write!(origin, "{byte:02x}");
-    }
-    origin
+    let digest = hex::encode(&hasher.finalize()[..8]);
+    format!("{exchange}/{routing_key}/{}#{digest}", id.unwrap_or_default())
 }
 
 /// The properties that say something of the content, the headers in the order of their names, and the queue's count.

@@ -233,9 +233,7 @@ fn join(first: &str, second: &str) -> Result<IdempotencyKey, KeyError> {
     if joined.chars().any(char::is_control) {
         return Err(KeyError::ControlCharacter);
     }
-    let digest: [u8; 32] = Sha256::digest(joined.as_bytes()).into();
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    IdempotencyKey::new(&format!("sha256:{hex}"))
+    IdempotencyKey::new(&format!("sha256:{}", hex::encode(Sha256::digest(joined.as_bytes()))))
 }
 
 /// Two sources joined to one key; a message that lacks either has no key.

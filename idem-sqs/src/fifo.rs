@@ -31,8 +31,7 @@ pub fn deduplication_id(key: &IdempotencyKey) -> String {
 }
 
 pub(crate) fn hashed(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().fold(HASHED.to_owned(), |text, byte| text + &format!("{byte:02x}"))
+    format!("{HASHED}{}", hex::encode(Sha256::digest(bytes)))
 }
 
 /// Makes a send to a FIFO queue repeatable: messages of one `group` are handled in their order, and the key is both the

@@ -144,10 +144,7 @@ pub(crate) fn also(show: &Show) -> &'static str {
 
 /// A result with its body as text, where it is one.
 fn readable(row: &Row) -> Row {
-    let text = |hex: &str| {
-        let pairs = hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
-        String::from_utf8(pairs.collect::<Option<Vec<u8>>>()?).ok()
-    };
+    let text = |digits: &str| String::from_utf8(hex::decode(digits).ok()?).ok();
     let sealed = !row.get("sealed_with").is_null();
     let body = |value: &Value| match value.as_str().filter(|_| !sealed).and_then(text) {
         Some(text) => Value::from(text),

@@ -150,12 +150,7 @@ fn row(row: &SqliteRow) -> Result<Row, sqlx::Error> {
         } else {
             match raw.type_info().name() {
                 "INTEGER" => row.try_get::<i64, _>(index)?.into(),
-                "BLOB" => row
-                    .try_get::<Vec<u8>, _>(index)?
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect::<String>()
-                    .into(),
+                "BLOB" => hex::encode(row.try_get::<Vec<u8>, _>(index)?).into(),
                 _ => row.try_get::<String, _>(index)?.into(),
             }
         };

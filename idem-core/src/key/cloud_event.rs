@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use percent_encoding::percent_decode_str;
+
 use crate::{
     json::{self, MemberError},
     key::{KEY_FIELD, KeySource, OutsidePayload, join, outside},
@@ -36,7 +38,10 @@ impl CloudEvent {
                 }
                 let text = std::str::from_utf8(first.unwrap_or_default()).map_err(|_| KeyError::NotUtf8)?;
                 // The binding to HTTP alone encodes values.
-                let text = if prefix == "ce-" { percent_decoded(text) } else { Cow::Borrowed(text) };
+                let text = match percent_decode_str(text).decode_utf8() {
+                    Ok(decoded) if prefix == "ce-" => decoded,
+                    Ok(_) | Err(_) => Cow::Borrowed(text),
+                };
                 return Ok(Some(Cow::Owned(text.into_owned())));
             }
         }
@@ -71,17 +76,4 @@ impl KeySource for CloudEvent {
     fn rule(&self) -> String {
         "cloudevents".to_owned()
     }
-}
-
-/// The text as it was before it was percent-encoded; as it is where that gives no text.
-fn percent_decoded(text: &str) -> Cow<'_, str> {
-    let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
-    while let [first, others @ ..] = rest {
-        let digits =
-            others.first_chunk::<2>().filter(|digits| *first == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
-        let escaped = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        decoded.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { &others[2..] } else { others };
-    }
-    String::from_utf8(decoded).map_or(Cow::Borrowed(text), Cow::Owned)
 }

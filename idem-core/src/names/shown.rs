@@ -36,7 +36,7 @@ impl KeySecret {
     #[must_use]
     pub fn hash(&self, key: &str) -> String {
         let hash = self.0.clone().chain_update(key).finalize().into_bytes();
-        hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&hash[..8])
     }
 }
 

@@ -295,10 +295,7 @@ fn of_tenant(tenant: &Tenant, key: &IdempotencyKey) -> Result<IdempotencyKey, Pu
         return Ok(key.clone());
     }
     let joined = format!("{}:{tenant} {}", tenant.len(), key.as_str());
-    let hashed = || {
-        let hex: String = Sha256::digest(&joined).iter().map(|byte| format!("{byte:02x}")).collect();
-        IdempotencyKey::new(&format!("sha256:{hex}"))
-    };
+    let hashed = || IdempotencyKey::new(&format!("sha256:{}", hex::encode(Sha256::digest(&joined))));
     let key = IdempotencyKey::new(&joined).or_else(|_| hashed());
     key.map_err(|_| PublishError::invalid("key", &joined, "it must be a key"))
 }

@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(hashings.each_ref().map(Hashing::rule), ["http-hmac-sha256/1:7-5b68306c", "http-sha256/1"]);
         let prints =
             of(&hashings, &Fingerprint::raw().and_formerly(Fingerprint::jcs()), &parts, &body, Some("alice")).unwrap();
-        let hex = |print: &Print| print.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |print: &Print| hex::encode(print);
         assert_eq!(
             prints.iter().map(hex).collect::<Vec<_>>(),
             [

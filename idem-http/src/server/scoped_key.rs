@@ -36,11 +36,8 @@ impl<'a> ScopedKey<'a> {
     pub fn joined(&self) -> Result<IdempotencyKey, KeyError> {
         let Self { tenant, route, key } = self;
         let text = format!("{}:{tenant} {}:{route} {key}", tenant.len(), route.len());
-        IdempotencyKey::new(&text).or_else(|_| {
-            let digest = Sha256::digest(text.as_bytes());
-            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            IdempotencyKey::new(&format!("sha256:{hex}"))
-        })
+        let hashed = || format!("sha256:{}", hex::encode(Sha256::digest(text.as_bytes())));
+        IdempotencyKey::new(&text).or_else(|_| IdempotencyKey::new(&hashed()))
     }
 
     /// Takes the key of a record apart. `None` for a key that is not a request's, and for one of which only the hash is kept.

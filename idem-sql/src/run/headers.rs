@@ -19,7 +19,7 @@ pub fn encode_headers(headers: &Headers) -> Option<String> {
 fn encode_value(value: &[u8]) -> Value {
     match std::str::from_utf8(value) {
         Ok(text) => Value::from(text),
-        Err(_) => json!({ "hex": value.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),
+        Err(_) => json!({ "hex": hex::encode(value) }),
     }
 }
 
@@ -32,22 +32,12 @@ pub fn decode_headers(text: &str) -> Option<Headers> {
         let value = match value {
             Value::Null => None,
             Value::String(text) => Some(Bytes::from(text)),
-            Value::Object(object) => Some(decode_hex(object.get("hex")?.as_str()?)?),
+            Value::Object(object) => Some(hex::decode(object.get("hex")?.as_str()?).ok()?.into()),
             Value::Bool(_) | Value::Number(_) | Value::Array(_) => return None,
         };
         headers.push(&name, value);
     }
     Some(headers)
-}
-
-fn decode_hex(text: &str) -> Option<Bytes> {
-    // `from_str_radix` takes a sign, and a digit alone.
-    if !text.len().is_multiple_of(2) || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let digits = text.as_bytes().chunks(2);
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    digits.map(byte).collect::<Option<Vec<u8>>>().map(Bytes::from)
 }
 
 #[cfg(test)]

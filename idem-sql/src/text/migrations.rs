@@ -1,7 +1,5 @@
 //! The migrations as ordered texts, and the contract of their runner.
 
-use std::fmt::Write as _;
-
 use sha2::{Digest, Sha256};
 
 use crate::text::{dialect::Dialect, name::SchemaName, postgres::PostgresStatements};
@@ -57,12 +55,7 @@ impl Migration {
     /// Carriage returns do not count: a checkout on Windows adds them, and the same release must not differ.
     #[must_use]
     pub fn checksum(&self) -> String {
-        let digest = Sha256::digest(self.up_template.replace('\r', ""));
-        digest.iter().fold(String::with_capacity(64), |mut text, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        hex::encode(Sha256::digest(self.up_template.replace('\r', "")))
     }
 }
 

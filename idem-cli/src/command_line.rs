@@ -8,7 +8,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use idem_core::{Reason, dead_letter::Fingerprint};
-use idem_sql::SchemaName;
+use idem_sql::{SchemaName, host_name};
 
 use self::shared::{Limit, Yes, why};
 pub(crate) use self::{
@@ -99,8 +99,10 @@ fn schema(text: &str) -> Result<SchemaName, String> {
     SchemaName::new(text).map_err(|error| error.to_string())
 }
 
+/// Several people are `postgres` or `root` on their machines.
 fn operator() -> String {
-    std::env::var("USER").ok().filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "operator".to_owned())
+    let user = std::env::var("USER").ok().filter(|name| !name.trim().is_empty());
+    format!("{}@{}", user.as_deref().unwrap_or("operator"), host_name())
 }
 
 /// A line of the trail without a name would be useless.
@@ -411,7 +413,7 @@ pub(crate) struct AcceptLoss {
 pub(crate) struct Replay {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// Forget the records of their keys first, so that their payloads take effect: for conflicts
+    /// Forget the records of their keys first, so that their payloads take effect: for conflicts, by id or --group
     #[arg(long)]
     pub(crate) forget_first: bool,
     /// Replay it under this key: for one without a key, or for a conflict that is another message
@@ -450,6 +452,9 @@ pub(crate) struct Which {
     /// That failed alike, as `idem dead-letters groups` names them
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub(crate) group: Option<String>,
+    /// Only those that were not replayed, or failed again
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 #[derive(Debug, Args)]

@@ -111,21 +111,43 @@ impl Table {
         self.0.iter().map(of_row).collect::<Vec<_>>().join(&[String::new()][..])
     }
 
-    /// One line a row, under the names of the columns.
-    fn lines(&self) -> Vec<String> {
+    /// One line a row, under the names of the columns that have a value in some row. Columns that do not fit into `width`, the widest
+    /// first, have a line of their own below each row.
+    fn lines(&self, width: Option<usize>) -> Vec<String> {
         let Some(first) = self.0.first() else { return Vec::new() };
+        let is_empty = |column: usize| self.0.iter().all(|row| row.0[column].1.is_null());
+        let mut columns: Vec<usize> = (0..first.0.len()).filter(|column| !is_empty(*column)).collect();
         let names = first.0.iter().map(|(name, _)| name.to_uppercase().replace('_', " ")).collect();
         let cells = self.0.iter().map(|row| row.0.iter().map(|(name, value)| shown(name, value)).collect());
         let lines: Vec<Vec<String>> = std::iter::once(names).chain(cells).collect();
-        let width_of = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..first.0.len()).map(width_of).collect();
+        let width_of = |column: &usize| lines.iter().map(|line| line[*column].chars().count()).max().unwrap_or(0);
+        let mut below = Vec::new();
+        while let Some(width) = width
+            && columns.iter().map(|column| width_of(column) + GAP).sum::<usize>() > width + GAP
+            && let Some(widest) = (1..columns.len()).max_by_key(|place| width_of(&columns[*place]))
+        {
+            below.push(columns.remove(widest));
+        }
+        below.sort_unstable();
         let padded = |line: &Vec<String>| {
-            let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-            cells.join("  ").trim_end().to_owned()
+            let cell = |column: &usize| format!("{:<1$}", line[*column], width_of(column) + GAP);
+            columns.iter().map(cell).collect::<String>().trim_end().to_owned()
         };
-        lines.iter().map(padded).collect()
+        let mut all: Vec<String> = lines.first().map(padded).into_iter().collect();
+        for (row, line) in self.0.iter().zip(&lines[1..]) {
+            all.push(padded(line));
+            let has_value = |column: &&usize| !row.0[**column].1.is_null();
+            all.extend(below.iter().filter(has_value).map(|column| {
+                let name = first.0[*column].0.replace('_', " ");
+                format!("    {name}: {}", line[*column])
+            }));
+        }
+        all
     }
 }
+
+/// The blanks between two columns.
+const GAP: usize = 2;
 
 /// A value in one line. Characters that would steer a terminal, break the line or turn the order of its letters are escaped (S5).
 /// The microseconds of a time are left to JSON.
@@ -140,10 +162,13 @@ fn shown(name: &str, value: &Value) -> String {
     }
 }
 
-/// `2026-11-24T21:37:20.123456+00:00` without its fraction.
+/// `2026-11-24T21:37:20.123456+00:00` without its fraction, and with Z for UTC.
 fn whole_seconds(time: &str) -> String {
-    let Some((seconds, fraction)) = time.split_once('.') else { return time.to_owned() };
-    format!("{seconds}{}", fraction.trim_start_matches(|c: char| c.is_ascii_digit()))
+    let (seconds, zone) = match time.split_once('.') {
+        Some((seconds, fraction)) => (seconds, fraction.trim_start_matches(|c: char| c.is_ascii_digit())),
+        None => (time.trim_end_matches("+00:00"), if time.ends_with("+00:00") { "+00:00" } else { "" }),
+    };
+    format!("{seconds}{}", if zone == "+00:00" { "Z" } else { zone })
 }
 
 /// Whether a character changes how others are shown, or ends a line, and is not seen itself.
@@ -213,7 +238,9 @@ impl Report {
     /// Prints it. A reader that has closed the pipe, such as `head`, has read enough.
     pub(crate) fn print(self, is_json: bool) -> Exit {
         let exit = self.exit;
-        let lines = if is_json { vec![self.json()] } else { self.lines() };
+        // A pipe or a file has no width, and whoever reads it expects a row a line.
+        let width = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
+        let lines = if is_json { vec![self.json()] } else { self.lines(width) };
         let text = lines.into_iter().map(|line| line + "\n").collect::<String>();
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -235,7 +262,7 @@ impl Report {
         Value::Object(members).to_string()
     }
 
-    fn lines(self) -> Vec<String> {
+    fn lines(self, width: Option<usize>) -> Vec<String> {
         if let Some(text) = self.text {
             return vec![text.trim_end().to_owned()];
         }
@@ -250,7 +277,7 @@ impl Report {
                 lines.push(name.to_owned());
             }
             lines.extend(match shape {
-                Shape::RowPerLine => table.lines(),
+                Shape::RowPerLine => table.lines(width),
                 Shape::ValuePerLine => table.values(),
             });
         }
@@ -273,7 +300,28 @@ mod tests {
     fn s5_a_row_keeps_its_order_and_no_control_character() {
         let row: Row =
             serde_json::from_str(r#"{"key":"a","attempts":3,"error":"\u001b[2Jx\ny","since":null}"#).unwrap();
-        let lines = Table(vec![row]).lines();
-        assert_eq!(lines, ["KEY  ATTEMPTS  ERROR          SINCE", r"a    3         \u{1b}[2Jx\ny  -"]);
+        let lines = Table(vec![row]).lines(None);
+        assert_eq!(lines, ["KEY  ATTEMPTS  ERROR", r"a    3         \u{1b}[2Jx\ny"]);
+    }
+
+    #[test]
+    fn what_does_not_fit_stands_below_its_row_and_empty_columns_go() {
+        let rows = r#"[
+            {"id":1,"tenant":null,"error":"a long one that has no room","last_at":"2026-11-24T21:37:20.123456+00:00","copies":1},
+            {"id":2,"tenant":null,"error":null,"last_at":"2026-11-24T21:37:21+00:00","copies":12}]"#;
+        let rows: Vec<Row> = serde_json::from_str(rows).unwrap();
+        let table = Table(rows);
+        let whole = table.lines(None);
+        assert_eq!(whole[0], "ID  ERROR                        LAST AT               COPIES");
+        assert_eq!(whole[2], "2   -                            2026-11-24T21:37:21Z  12");
+        assert_eq!(table.lines(Some(whole.iter().map(String::len).max().unwrap())), whole);
+        let narrow = [
+            "ID  LAST AT               COPIES",
+            "1   2026-11-24T21:37:20Z  1",
+            "    error: a long one that has no room",
+            "2   2026-11-24T21:37:21Z  12",
+        ];
+        assert_eq!(table.lines(Some(40)), narrow);
+        assert_eq!(table.lines(Some(1)).len(), 6, "the first column stays, and each value is there");
     }
 }

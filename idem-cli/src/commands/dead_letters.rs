@@ -26,6 +26,9 @@ WHERE ($1::int8[] IS NULL OR d.id = ANY ($1::int8[])) AND ($2::text IS NULL OR c
     AND ($5::text IS NULL OR d.last_at < $5::text::timestamptz)
     AND ($6::text IS NULL OR d.fingerprint = $6::text)";
 
+/// One whose failure may still matter: a dead letter that was replayed and went well is history.
+pub(crate) const OPEN: &str = "(d.replayed_at IS NULL OR pg_catalog.starts_with(d.replay_outcome, 'failed'))";
+
 /// An id that no dead letter has. Parameters: 1 ids.
 const UNKNOWN: &str = "\
 SELECT coalesce(pg_catalog.min(asked.id), 0) AS id, pg_catalog.count(*) AS unknown
@@ -37,7 +40,7 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d
     d.copies, d.last_at, d.error,
     CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
         WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
-{chosen} ORDER BY d.id DESC LIMIT $7::int8";
+{chosen} ORDER BY {open} DESC, d.id DESC LIMIT $7::int8";
 
 const SHOW: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, pg_catalog.encode(d.payload_hash, 'hex') AS payload_hash, d.reason,
@@ -146,8 +149,9 @@ pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<
     }
 }
 
-fn statement(template: &str) -> String {
-    template.replace("{chosen}", CHOSEN)
+fn statement(template: &str, which: &Which) -> String {
+    let chosen = if which.open { format!("{CHOSEN} AND {OPEN}") } else { CHOSEN.to_owned() };
+    template.replace("{chosen}", &chosen).replace("{open}", OPEN)
 }
 
 fn chosen(which: &Which) -> Vec<Bind<'_>> {
@@ -182,7 +186,7 @@ async fn count(database: &mut Database, which: &Which) -> Result<i64, Failure> {
     if count > 0 {
         return Err(Failure::refused(format!("there is no dead letter {unknown}")));
     }
-    let chosen = database.number(&statement("SELECT pg_catalog.count(*) {chosen}"), &chosen(which)).await?;
+    let chosen = database.number(&statement("SELECT pg_catalog.count(*) {chosen}", which), &chosen(which)).await?;
     match &which.group {
         Some(group) if chosen == 0 => Err(Failure::refused(format!(
             "no such dead letter has the group {group}; `idem dead-letters groups` lists those that there are"
@@ -195,13 +199,13 @@ async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<R
     check(database, which).await?;
     let mut binds = chosen(which);
     binds.push(Bind::Number(limit.limit));
-    let letters = database.table(&statement(LIST), &binds).await?;
+    let letters = database.table(&statement(LIST, which), &binds).await?;
     let shown = i64::try_from(letters.rows().len()).unwrap_or(i64::MAX);
     let report = Report::new().table("dead letters", letters);
     if shown < limit.limit {
         return Ok(report);
     }
-    let all = database.number(&statement("SELECT pg_catalog.count(*) {chosen}"), &chosen(which)).await?;
+    let all = database.number(&statement("SELECT pg_catalog.count(*) {chosen}", which), &chosen(which)).await?;
     Ok(if all > shown {
         report.line(format!(
             "{} of {}; --limit N shows more, and `idem dead-letters groups` what they have in common",
@@ -254,9 +258,8 @@ pub(crate) fn with_content(report: Report, payload: &Table) -> Report {
 
 /// The payload as text where it is one, else its hexadecimal digits.
 fn text(digits: &str) -> String {
-    let byte = |start| u8::from_str_radix(digits.get(start..start + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
-    bytes.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_else(|| digits.to_owned())
+    let text = hex::decode(digits).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    text.unwrap_or_else(|| digits.to_owned())
 }
 
 async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Failure> {
@@ -273,7 +276,6 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     at_rest(database, replay).await?;
     confirm(&format!("This has running workers handle {count} dead letters again"), replay.yes.yes)?;
     let by = database.by.clone();
-    let mut forgotten = None;
     for id in &which.id {
         for (statement, value) in [(REKEY, &replay.key), (REFILL, &payload)] {
             if let Some(value) = value
@@ -282,20 +284,16 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
                 return Err(Failure::refused(format!("dead letter {id} awaits a replay already")));
             }
         }
-        if replay.forget_first {
-            forgotten = Some(forget_key_of(database, *id).await?);
-        }
     }
+    let forgotten = forget_first(database, replay).await?;
     let mut binds = chosen(which);
     binds.push(Bind::Text(&by));
-    let asked = database.act(&statement(REPLAY), &binds).await?;
+    let asked = database.act(&statement(REPLAY, which), &binds).await?;
     let report = Report::said(format!(
         "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
     ));
-    Ok(match forgotten {
-        Some(batch) => report.line(format!("To take back the record forgotten for it: idem forgotten restore {batch}")),
-        None => report,
-    })
+    let restore = |batch| format!("To take back the records forgotten for it: idem forgotten restore {batch}");
+    Ok(forgotten.into_iter().map(restore).fold(report, Report::line))
 }
 
 /// The payload to replay with, in hexadecimal digits. A change of a dead letter is for one, by its id.
@@ -303,13 +301,13 @@ fn payload_of(replay: &Replay) -> Result<Option<String>, Failure> {
     if (replay.key.is_some() || replay.payload.is_some()) && replay.which.id.len() != 1 {
         return Err(Failure::refused("--key and --payload are for one dead letter, by its id"));
     }
-    if replay.forget_first && replay.which.id.is_empty() {
-        return Err(Failure::refused("--forget-first is for dead letters by their ids"));
+    if replay.forget_first && replay.which.id.is_empty() && replay.which.group.is_none() {
+        return Err(Failure::refused("--forget-first is for dead letters by their ids or --group"));
     }
     let Some(path) = &replay.payload else { return Ok(None) };
     let bytes = std::fs::read(path)
         .map_err(|error| Failure::refused(format!("{} cannot be read: {}", path.display(), error.kind())))?;
-    Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(Some(hex::encode(bytes)))
 }
 
 async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: bool) -> Result<(), Failure> {
@@ -317,7 +315,7 @@ async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: 
     let is_mended = has_payload || replay.unchanged;
     let is_allowed = replay.forget_first || replay.key.is_some();
     binds.extend([Bind::Number(i64::from(is_mended)), Bind::Number(i64::from(is_allowed))]);
-    let hopeless = database.table(&statement(HOPELESS), &binds).await?;
+    let hopeless = database.table(&statement(HOPELESS, &replay.which), &binds).await?;
     let is_cured = |reason: &str| reason == Reason::MissingKey.as_str() && replay.key.is_some();
     match hopeless.rows().iter().find(|row| !is_cured(row.text("reason"))) {
         None => Ok(()),
@@ -333,27 +331,42 @@ async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: 
 
 /// Refuses to forget a key that is in progress: there is no record to forget yet, and after its commit the replay would be a conflict.
 async fn at_rest(database: &mut Database, replay: &Replay) -> Result<(), Failure> {
-    let ids = if replay.forget_first { &replay.which.id[..] } else { &[] };
-    for id in ids {
-        let (consumer, key) = key_of(database, *id).await?;
-        let refused = |failure: Failure| failure.so(&format!("the key of dead letter {id} cannot be forgotten first"));
+    for (consumer, key) in keys_to_forget(database, replay).await? {
+        let refused = |failure: Failure| failure.so(&format!("the key {key:?} cannot be forgotten first"));
         database.at_rest(Some(&consumer), &key).await.map_err(refused)?;
     }
     Ok(())
 }
 
-async fn key_of(database: &mut Database, id: i64) -> Result<(String, String), Failure> {
-    let letter = database.table(SHOW, &[Bind::Number(id)]).await?;
-    let of = |row: &Row| (row.text("consumer").to_owned(), row.text("key").to_owned());
-    Ok(letter.rows().first().map(of).unwrap_or_default())
+/// Parameters as those of [`CHOSEN`].
+const KEYS: &str = "\
+SELECT DISTINCT c.name AS consumer, d.idempotency_key AS key {chosen} AND d.idempotency_key IS NOT NULL ORDER BY c.name, d.idempotency_key";
+
+/// The consumers and keys whose records go before a replay.
+async fn keys_to_forget(database: &mut Database, replay: &Replay) -> Result<Vec<(String, String)>, Failure> {
+    if !replay.forget_first {
+        return Ok(Vec::new());
+    }
+    let keys = database.table(&statement(KEYS, &replay.which), &chosen(&replay.which)).await?;
+    Ok(keys.rows().iter().map(|row| (row.text("consumer").to_owned(), row.text("key").to_owned())).collect())
 }
 
-/// Forgets the record that a conflict met, and returns the number of the batch.
-async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
-    let (consumer, key) = key_of(database, id).await?;
-    let reason = format!("for the replay of dead letter {id}");
-    let (_, batch) = forget::forget_keys(database, &consumer, &[key], &reason).await?;
-    Ok(batch)
+/// Forgets the records that the dead letters met, and returns the number of each consumer's batch.
+async fn forget_first(database: &mut Database, replay: &Replay) -> Result<Vec<i64>, Failure> {
+    let mut batches = Vec::new();
+    let keys = keys_to_forget(database, replay).await?;
+    for of_one in keys.chunk_by(|(one, _), (other, _)| one == other) {
+        let consumer = &of_one[0].0;
+        let keys: Vec<String> = of_one.iter().map(|(_, key)| key.clone()).collect();
+        let reason = match (&replay.which.group, &replay.which.id[..]) {
+            (Some(group), _) => format!("for the replay of the dead letters of the group {group}"),
+            (None, [id]) => format!("for the replay of dead letter {id}"),
+            (None, ids) => format!("for the replay of {} dead letters", ids.len()),
+        };
+        let (_, batch) = forget::forget_keys(database, consumer, &keys, &reason).await?;
+        batches.push(batch);
+    }
+    Ok(batches)
 }
 
 async fn drop_them(
@@ -371,6 +384,6 @@ async fn drop_them(
     let by = database.by.clone();
     let mut binds = chosen(which);
     binds.extend([Bind::Text(&by), Bind::Text(because)]);
-    let gone = database.act(&statement(DROP), &binds).await?;
+    let gone = database.act(&statement(DROP, which), &binds).await?;
     Ok(Report::said(format!("{gone} dropped")))
 }

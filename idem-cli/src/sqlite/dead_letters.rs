@@ -26,12 +26,15 @@ WHERE (?1 IS NULL OR d.id IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL 
     AND (?3 IS NULL OR d.reason = ?3) AND (?4 IS NULL OR d.last_at >= ?4) AND (?5 IS NULL OR d.last_at < ?5)
     AND (?6 IS NULL OR d.fingerprint = ?6)"#;
 
+/// As on PostgreSQL.
+const OPEN: &str = "(d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed')";
+
 const LIST: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS "group", d.attempts, d.copies,
     {at}d.last_at{} AS last_at, d.error,
     CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
         WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
-{chosen} ORDER BY d.id DESC LIMIT ?7"#;
+{chosen} ORDER BY {open} DESC, d.id DESC LIMIT ?7"#;
 
 const SHOW: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
@@ -57,7 +60,7 @@ WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2"#;
 /// As on PostgreSQL: one error stands for all of the group, the newest. Parameters: 1 consumer or NULL, 2 how many at most.
 const GROUPS: &str = r#"
 SELECT d.fingerprint AS "group", c.name AS consumer, d.reason, count(*) AS dead_letters,
-    count(*) FILTER (WHERE d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed') AS open, sum(d.copies) AS copies,
+    count(*) FILTER (WHERE {open}) AS open, sum(d.copies) AS copies,
     {at}min(d.first_at){} AS first_at, {at}max(d.last_at){} AS last_at,
     substr(max(printf('%020d', d.last_at) || d.error), 21) AS error
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
@@ -133,8 +136,9 @@ pub(super) async fn run(file: File, command: DeadLetters) -> Result<Report, Fail
     }
 }
 
-fn statement(template: &str) -> String {
-    template.replace("{chosen}", CHOSEN)
+fn statement(template: &str, which: &Which) -> String {
+    let chosen = if which.open { format!("{CHOSEN} AND {OPEN}") } else { CHOSEN.to_owned() };
+    template.replace("{chosen}", &chosen).replace("{open}", OPEN)
 }
 
 async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Failure> {
@@ -142,7 +146,7 @@ async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Fa
     let mut binds = chosen.binds();
     // One more than is shown, to see whether there are more.
     binds.push(limit.limit.saturating_add(1).into());
-    let letters = file.table(&statement(LIST), &binds).await?;
+    let letters = file.table(&statement(LIST, which), &binds).await?;
     let max = usize::try_from(limit.limit).unwrap_or(usize::MAX);
     let is_all = letters.rows().len() <= max;
     let report = Report::new().table("dead letters", letters.first(max));
@@ -171,7 +175,7 @@ async fn replay(mut file: File, asked: &Replay) -> Result<Report, Failure> {
     }
     let ids = {
         let chosen = Chosen::of(&mut file, which).await?;
-        file.table(&statement("SELECT d.id {chosen} ORDER BY d.id"), &chosen.binds()).await?
+        file.table(&statement("SELECT d.id {chosen} ORDER BY d.id", which), &chosen.binds()).await?
     };
     let ids: Vec<i64> = ids.rows().iter().map(|row| row.number("id")).collect();
     if asked.dry_run {
@@ -196,8 +200,8 @@ async fn groups(mut file: File, asked: &Groups) -> Result<Report, Failure> {
     if let Some(consumer) = &asked.consumer {
         file.known(consumer).await?;
     }
-    let query = GROUPS
-        .replace("{order}", if asked.newest { "max(d.last_at) DESC" } else { "count(*) DESC, max(d.last_at) DESC" });
+    let order = if asked.newest { "max({open}) DESC" } else { "count(*) FILTER (WHERE {open}) DESC, count(*) DESC" };
+    let query = GROUPS.replace("{order}", &format!("{order}, max(d.last_at) DESC")).replace("{open}", OPEN);
     let groups = file.table(&query, &[Bind::Text(asked.consumer.as_deref()), asked.limit.limit.into()]).await?;
     Ok(dead_letters::groups::report(groups))
 }
@@ -234,14 +238,14 @@ async fn drop_them(
     }
     let chosen = Chosen::of(&mut file, which).await?;
     let mut binds = chosen.binds();
-    let count = file.number(&statement("SELECT count(*) {chosen}"), &binds).await?;
+    let count = file.number(&statement("SELECT count(*) {chosen}", which), &binds).await?;
     if count == 0 || dry_run {
         return Ok(Report::said(format!("{count} would be dropped")));
     }
     confirm(&format!("This deletes {count} dead letters for good"), is_yes)?;
     let by = file.by.clone();
     binds.extend::<[Bind<'_>; 2]>([by.as_str().into(), because.into()]);
-    let [noted, gone] = DROP.map(statement);
+    let [noted, gone] = DROP.map(|text| statement(text, which));
     let [_, gone] = file.act([&*noted, &*gone], &binds).await?;
     Ok(Report::said(format!("{gone} dropped")))
 }

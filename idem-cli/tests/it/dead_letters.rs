@@ -128,6 +128,35 @@ async fn a_conflict_is_replayed_after_its_key_was_forgotten() {
     fixture.drop().await;
 }
 
+/// What is over comes last, and `--open` leaves it out. A group of conflicts is let in by one command.
+#[tokio::test]
+async fn open_dead_letters_come_first_and_a_group_of_conflicts_is_replayed_together() {
+    let fixture = fixture().await;
+    let closed = "SET replay_requested_at = now(), replayed_at = now(), replay_outcome = 'processed' WHERE id = 3";
+    fixture.run(&format!("UPDATE dead_letters {closed}")).await;
+    let ids = |arguments: &str| {
+        let listed = fixture.idem(&format!("dead-letters list --json {arguments}")).json();
+        let letters = listed["dead_letters"].as_array().unwrap();
+        letters.iter().map(|letter| letter["id"].as_i64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((ids(""), ids("--open")), (vec![2, 1, 3], vec![2, 1]));
+    for newest in ["", "--newest"] {
+        let groups = fixture.idem(&format!("dead-letters groups --json {newest}")).json();
+        let open = groups["groups_of_dead_letters"].as_array().unwrap().iter().map(|group| group["open"].as_i64());
+        assert_eq!(open.collect::<Vec<_>>(), [Some(2), Some(0)], "{newest}");
+    }
+    // It failed again, so it is open.
+    fixture.run("UPDATE dead_letters SET replay_outcome = 'failed: conflict' WHERE id = 3").await;
+    let group = fixture.texts("SELECT fingerprint FROM dead_letters WHERE id = 3").await.remove(0);
+    let replay = format!("dead-letters replay --group {group} --forget-first");
+    assert!(fixture.idem(&format!("{replay} --dry-run")).ok().contains("1 would be replayed"));
+    fixture.idem("dead-letters replay --consumer orders --forget-first --yes").refused("by their ids or --group");
+    assert!(fixture.idem(&format!("{replay} --yes")).ok().contains("idem forgotten restore"));
+    let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+    work(&fixture, &queue, fixture.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
+    fixture.drop().await;
+}
+
 #[tokio::test]
 async fn dropped_dead_letters_are_gone_and_written_down() {
     let fixture = fixture().await;

@@ -70,6 +70,15 @@ where
             "Give the client a region and an endpoint",
         );
     }
+    // SQS was not asked. It passes: a role's metadata answer again, or somebody signs in.
+    if let Some(failed) = idem_core::chain(&error).find(|link| link.is::<CredentialsError>()) {
+        let texts: Vec<_> = idem_core::chain(failed).skip(1).map(ToString::to_string).collect();
+        let text = format!(
+            "the credentials for queue {queue:?} cannot be loaded (for a profile with SSO, run aws sso login): {}",
+            texts.last().map_or_else(|| failed.to_string(), Clone::clone)
+        );
+        return SourceError::unavailable(doing, text);
+    }
     // Which host was asked belongs to that, because it is the first thing to look at.
     if let SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) = error {
         let texts: Vec<_> = idem_core::chain(&error).map(ToString::to_string).collect();

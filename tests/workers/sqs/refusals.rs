@@ -88,6 +88,36 @@ async fn f20_no_region_and_no_credentials_are_refused_at_once() {
     fixture.remove().await;
 }
 
+/// F22: a profile that asks a program for credentials. One that signs in with SSO, and has not, says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn f22_profiles_of_a_program_and_of_sso_are_read() {
+    let fixture = Fixture::new("profile", "").await;
+    fixture.send([0]).await;
+    let profiles = fixture.next_log().with_extension("aws");
+    let found = r#"{"Version": 1, "AccessKeyId": "test", "SecretAccessKey": "test"}"#;
+    let sso = "sso_start_url = https://example.awsapps.com/start\nsso_region = eu-central-1\n\
+        sso_account_id = 1\nsso_role_name = worker";
+    let text = format!("[profile program]\ncredential_process = echo '{found}'\n[profile sso]\n{sso}\n");
+    std::fs::write(&profiles, text).expect("the profiles can be written");
+    let run = async |profile: &str, more: &[&str]| {
+        let variables = [
+            ("AWS_ACCESS_KEY_ID", ""),
+            ("AWS_SECRET_ACCESS_KEY", ""),
+            ("AWS_CONFIG_FILE", profiles.to_str().expect("a path")),
+            ("AWS_PROFILE", profile),
+            ("HOME", "/nonexistent"),
+            ("PATH", "/usr/bin:/bin"),
+        ];
+        fixture.start_with(&fixture.arguments(more), &variables).ended().await
+    };
+    let ended = run("program", &["--until-idle", "1s"]).await;
+    assert_eq!((ended.status.code(), ended.count("processed")), (Some(0), 1), "{}", ended.log);
+    // It is waited for, because somebody may sign in meanwhile.
+    let ended = run("sso", &["--startup-timeout", "1s"]).await;
+    assert_refused(&ended, 3, &["credentials for queue", "cannot be loaded", "aws sso login", "sso/cache"]);
+    fixture.remove().await;
+}
+
 /// Two queues under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {

@@ -230,7 +230,7 @@ pub struct LastCleanup {
 ///
 /// # Contract
 /// 1. A step is one transaction. It removes only rows that have expired by the database's clock, at most
-///    [`Removal::rows_max`] rows, and locks none beforehand.
+///    [`Removal::rows_max`] rows, and waits for none that another session has locked where others than an operator may lock it.
 /// 2. Of all cleaners of one schema, one removes at a time; the others answer [`Removed::Elsewhere`] at once.
 /// 3. Each call is bounded in time, may be repeated after any error, and connects anew where that is needed.
 #[async_trait]
@@ -240,7 +240,7 @@ pub trait Cleaner: Send + 'static {
         Ok(true)
     }
 
-    /// Takes one step. Fewer rows than were asked for mean that nothing is left.
+    /// Takes one step. Fewer rows than were asked for mean that nothing is left that could be removed now.
     ///
     /// # Errors
     /// [`ErrorClass::Transient`](crate::ErrorClass::Transient) where the step timed out: a smaller one may go well.

@@ -47,7 +47,7 @@ pub use crate::{
     },
     run::{
         bookkeeping::SqlBookkeeping,
-        claims::{ClaimColumns, claim_answers, claimed_ids, found_in_claim_order, in_claim_order},
+        claims::{ClaimColumns, claim_answers, claimed_ids, found_in_claim_order, in_claim_order, key_and_hash},
         cleaner::PostgresCleaner,
         driver::{BookkeepingDriver, Parameter, PostgresDriver, refuse_fenced, refused_login},
         headers::{decode_headers, encode_headers},

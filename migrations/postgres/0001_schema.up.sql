@@ -39,7 +39,11 @@ CREATE TABLE {schema}.processed_messages (
     -- Whether the record is the only one of its unit. Such a unit writes no row into `units`: the record's own trigger refuses what a
     -- handler's own COMMIT would commit. Records of batches fire no trigger, since one row of `units` answers for all of them.
     alone           boolean     NOT NULL DEFAULT false,
-    CONSTRAINT processed_messages_pkey PRIMARY KEY (consumer, key_id)
+    CONSTRAINT processed_messages_pkey PRIMARY KEY (consumer, key_id),
+    -- A worker inserts these, and a record beyond the bounds could not be read by any (S61).
+    CONSTRAINT processed_messages_readable CHECK (octet_length(payload_hash) = 32
+        AND processed_at BETWEEN '1970-01-01 00:00:00+00' AND '9999-12-31 23:59:59+00'
+        AND (expires_at BETWEEN '1970-01-01 00:00:00+00' AND '9999-12-31 23:59:59+00' OR expires_at = 'infinity'))
 ) WITH (
     -- Rows are inserted and deleted, never updated: no page needs room for a newer version. With the server's default
     -- of a fifth, a table of a hundred million rows would wait for twenty million dead ones.
@@ -941,7 +945,9 @@ CREATE TABLE {schema}.processed_results (
     answer_until timestamptz,
     -- The part of the result that stays behind its end, beside the status: 64 bytes at most.
     reference    text        COLLATE "C",
-    CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
+    CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id),
+    -- As of records: an answer beyond the bounds could not be read (S61).
+    CONSTRAINT processed_results_readable CHECK (answer_until BETWEEN '1970-01-01 00:00:00+00' AND '9999-12-31 23:59:59+00')
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 CREATE INDEX idx_processed_results_answer_until ON {schema}.processed_results (answer_until) WHERE answer_until IS NOT NULL;
@@ -1001,7 +1007,11 @@ $idem$;
 --
 -- The answers that are kept beside the records go with them. An answer whose own time is over goes before its record: a row stays, so that a
 -- repeat learns that the operation was done, with which status, and where its outcome can be looked up.
-CREATE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
+--
+-- Rows that a worker's login may lock are passed over while another session has them locked, and so are records whose answers are: they
+-- stay for the next turn, and are counted with the sessions that are known to hold them (C17).
+CREATE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint,
+        OUT held bigint, OUT holders text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
     AS $idem$
@@ -1039,11 +1049,16 @@ DECLARE
         AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)$sql$ ELSE '' END;
     -- The answers that are kept beside the records go with them. Where none are, no record pays for looking.
     with_answers boolean := false;
+    may_be_held boolean := kind IN ('message_attempts', 'dead_letters', 'processed_results');
+    -- The subqueries are plain ones, which are never turned into a read of the whole table.
+    free text := '';
+    before CONSTANT timestamptz := now() - greatest(kept_for * interval '1 microsecond', at_least);
 BEGIN
     IF expired IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('nothing in a table %L expires', kind);
     END IF;
     removed := 0;
+    held := 0;
     -- A row that every migrated schema has, and that the owner alone may lock: an advisory lock is open to any login (S51).
     PERFORM FROM {schema}.migrations WHERE version = 1 FOR UPDATE SKIP LOCKED;
     elected := FOUND;
@@ -1052,19 +1067,37 @@ BEGIN
         UPDATE {schema}.processed_results AS r SET kind = r.kind | 6::smallint, content_type = NULL, headers = NULL, body = '',
             sealed_with = NULL, answer_until = NULL
         WHERE r.ctid = ANY (ARRAY(SELECT t.ctid FROM {schema}.processed_results AS t WHERE t.answer_until <= now()
-            ORDER BY t.answer_until LIMIT rows_max)) AND r.answer_until <= now();
+            ORDER BY t.answer_until LIMIT rows_max FOR UPDATE SKIP LOCKED)) AND r.answer_until <= now();
         GET DIAGNOSTICS removed = ROW_COUNT;
     ELSIF elected THEN
         IF kind = 'processed_messages' THEN
             with_answers := EXISTS (SELECT FROM {schema}.processed_results);
         END IF;
+        IF with_answers THEN
+            may_be_held := true;
+            free := $sql$ AND (coalesce((SELECT false FROM {schema}.processed_results AS r
+                WHERE r.consumer = t.consumer AND r.key_id = t.key_id LIMIT 1), true)
+                OR EXISTS (SELECT FROM {schema}.processed_results AS r
+                WHERE r.consumer = t.consumer AND r.key_id = t.key_id FOR UPDATE SKIP LOCKED))$sql$;
+        END IF;
         EXECUTE format('WITH gone AS (DELETE FROM {schema}.%I AS t WHERE t.ctid = ANY (ARRAY('
-            'SELECT t.ctid FROM {schema}.%1$I AS t WHERE %2$s%3$s %4$s LIMIT $1)) AND %2$s RETURNING %5$s)%6$s '
-            'SELECT count(*) FROM gone', kind, expired, unneeded, ordered,
+            'SELECT t.ctid FROM {schema}.%1$I AS t WHERE %2$s%3$s %4$s LIMIT $1%7$s)) AND %2$s RETURNING %5$s)%6$s '
+            'SELECT count(*) FROM gone', kind, expired, unneeded || free, ordered,
             CASE WHEN with_answers THEN 't.consumer, t.key_id' ELSE '1' END,
             CASE WHEN with_answers THEN ', answers AS (DELETE FROM {schema}.processed_results AS r USING gone '
-                'WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id)' ELSE '' END)
-            INTO removed USING rows_max, now() - greatest(kept_for * interval '1 microsecond', at_least);
+                'WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id)' ELSE '' END,
+            CASE WHEN may_be_held AND NOT with_answers THEN ' FOR UPDATE SKIP LOCKED' ELSE '' END)
+            INTO removed USING rows_max, before;
+    END IF;
+    IF elected AND may_be_held AND removed < rows_max THEN
+        -- What is still there is held.
+        EXECUTE format('SELECT count(*), (SELECT string_agg(DISTINCT format(''process %%s (login %%s, application %%L)'', a.pid, a.usename,'
+            ' a.application_name), '', '') FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid'
+            ' WHERE l.locktype = ''transactionid'' AND l.granted AND l.transactionid = ANY (array_agg(left_over.holder)))'
+            ' FROM (SELECT %3$s AS holder FROM {schema}.%1$I AS t WHERE %2$s LIMIT $1) AS left_over', kind, expired,
+            CASE WHEN with_answers THEN '(SELECT r.xmax FROM {schema}.processed_results AS r'
+                ' WHERE r.consumer = t.consumer AND r.key_id = t.key_id LIMIT 1)' ELSE 't.xmax' END)
+            INTO held, holders USING rows_max, before;
     END IF;
 END
 $idem$;

@@ -72,7 +72,9 @@ GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
 -- The worker. It can neither change nor delete a record: deleting one permits a second effect. No right to update is of a whole table, because
 -- with one a login may also lock the table against everybody (LOCK TABLE); and no id that a sequence draws is a worker's to say.
-GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes TO idem_worker;
+GRANT SELECT, INSERT ON {schema}.units, {schema}.consumers, {schema}.payload_hashes TO idem_worker;
+GRANT SELECT, INSERT (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash, alone)
+    ON {schema}.processed_messages TO idem_worker;
 GRANT SELECT, INSERT (host, process, version) ON {schema}.worker_runs TO idem_worker;
 -- Its lines of the trail carry its login and the server's time, which are not its to say.
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;

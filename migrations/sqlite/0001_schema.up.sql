@@ -15,7 +15,8 @@ CREATE TABLE "{schema}_processed_messages" (
     processed_at    INTEGER NOT NULL,
     processed_by    INTEGER NOT NULL,
     expires_at      INTEGER NOT NULL,
-    PRIMARY KEY (consumer, key_id)
+    PRIMARY KEY (consumer, key_id),
+    CHECK (length(payload_hash) = 32)
 ) STRICT;
 
 CREATE INDEX "{schema}_idx_processed_messages_expires" ON "{schema}_processed_messages" (expires_at);

@@ -111,12 +111,12 @@ async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
                  VALUES ('bulk', '', '', '', '', '', interval '7 d'), ('kept', '', '', '', '', '', NULL);
              INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
                      processed_at, expires_at)
-                 SELECT (SELECT id FROM consumers WHERE name = 'bulk'), key_id('bulk-' || n), 'bulk-' || n, '',
+                 SELECT (SELECT id FROM consumers WHERE name = 'bulk'), key_id('bulk-' || n), 'bulk-' || n, sha256(''),
                      (SELECT id FROM payload_hashes LIMIT 1), 1, now() - interval '6 d', now() + interval '1 d'
                  FROM generate_series(1, 12000) AS n;
              INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
                      processed_at, expires_at)
-                 VALUES ((SELECT id FROM consumers WHERE name = 'kept'), key_id('kept-1'), 'kept-1', '',
+                 VALUES ((SELECT id FROM consumers WHERE name = 'kept'), key_id('kept-1'), 'kept-1', sha256(''),
                      (SELECT id FROM payload_hashes LIMIT 1), 1, '2026-01-02T03:04:05Z', 'infinity')",
         )
         .await;

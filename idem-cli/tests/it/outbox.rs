@@ -160,9 +160,9 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     o40_what_a_relay_may_have_in_hand_is_not_skipped(subject, idem, second, third).await;
 }
 
-/// O116: events that cannot be read are listed with the reason, beside the others.
+/// O117: events that cannot be read are listed with the reason, beside the others.
 #[tokio::test]
-async fn o116_a_damaged_event_hides_no_other() {
+async fn o117_a_damaged_event_hides_no_other() {
     let fixture = Fixture::new().await;
     let subject = Subject::new(fixture.store.clone()).await;
     let next = subject.next().await;

@@ -19,7 +19,7 @@ pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
         Verdict::Duplicate(recorded, durable) => Some(Decision::Duplicate(recorded, durable)),
         Verdict::Conflict(recorded, kind) => Some(Decision::Conflict(recorded, kind)),
         Verdict::Collision(_) => {
-            let text = "another key has the same id in the store; nothing ran";
+            let text = "the record of its id in the store is of another key, or damaged; nothing ran";
             Some(Decision::Failed(Failure::new(ErrorClass::Permanent, Reason::KeyCollision, text)))
         }
         Verdict::Fresh(_) | Verdict::Unanswered => None,

@@ -31,7 +31,7 @@ impl Fixture {
         fixture.worker(&fixture.url, "--migrate --cleanup-every off --until-idle 10ms").run().await.with(0);
         let insert = format!(
             "INSERT INTO {0}.processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-             SELECT {0}.key_id('k' || n), now() - interval '1 s', 1, 1, 1, 'k' || n, '' FROM generate_series(1, 2) AS n",
+             SELECT {0}.key_id('k' || n), now() - interval '1 s', 1, 1, 1, 'k' || n, sha256('') FROM generate_series(1, 2) AS n",
             fixture.schema
         );
         fixture.run(&insert).await;

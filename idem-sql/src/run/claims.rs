@@ -50,23 +50,31 @@ impl<'c> ClaimColumns<'c> {
 
 /// The record of a row of [`read`](crate::PostgresStatements::read) that answers this claim.
 fn recorded(row: &Row, claim: &Claim) -> Result<Recorded, StoreError> {
-    let damaged = |what: &str| StoreError::Schema {
-        problem: format!("a row of processed_messages holds a damaged {what}"),
-        cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
-    };
-    let (key, hash): (&str, &[u8]) = (row.get("idempotency_key")?, row.get("payload_hash")?);
+    let (key, hash) = key_and_hash(row.get("idempotency_key")?, row.get("payload_hash")?, claim);
     Ok(Recorded::new(
-        match key {
-            // It was erased.
-            "" => claim.key.clone(),
-            key => IdempotencyKey::new(key).map_err(|_| damaged("idempotency_key"))?,
-        },
-        PayloadHash::from_bytes(hash.try_into().map_err(|_| damaged("payload_hash"))?),
+        key,
+        hash,
         HashRuleId(row.get("hash_id")?),
         row.instant("processed_at")?,
         RunId(row.get("processed_by")?),
         row.optional_instant("expires_at")?,
     ))
+}
+
+/// The key and the hash of a record. Where one of them is damaged, by whoever else writes to the table, it is the record of no claim: its
+/// message fails as one whose id another key has, and those beside it do not (S61).
+#[must_use]
+pub fn key_and_hash(key: &str, hash: &[u8], claim: &Claim) -> (IdempotencyKey, PayloadHash) {
+    let key = match key {
+        // It was erased.
+        "" => Some(claim.key.clone()),
+        key => IdempotencyKey::new(key).ok(),
+    };
+    let intact = key.zip(hash.try_into().ok().map(PayloadHash::from_bytes));
+    intact.unwrap_or_else(|| {
+        let none = IdempotencyKey::new("(a damaged record)").unwrap_or_else(|_| claim.key.clone());
+        (none, PayloadHash::from_bytes([0; 32]))
+    })
 }
 
 /// One answer a claim, from the keys that the statement inserted.

@@ -66,7 +66,18 @@ impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
         let parameters = [i64::from(removal.rows_max).into(), kept(removal.kept).into()];
         let text = self.statements.remove(removal.kind);
         let row = self.row(removal.timeout, text, &parameters).await?;
-        if row.get("elected")? { Ok(Removed::Rows(number(&row, "removed")?)) } else { Ok(Removed::Elsewhere) }
+        if !row.get("elected")? {
+            return Ok(Removed::Elsewhere);
+        }
+        let held = number(&row, "held")?;
+        if held > 0 {
+            let holders = row.get::<Option<&str>>("holders")?.unwrap_or("sessions that are not known");
+            tracing::warn!(
+                table = %removal.kind, rows = held, holders,
+                "expired rows are locked by other sessions and stay for the next cycle; end these sessions if they do not end by themselves"
+            );
+        }
+        Ok(Removed::Rows(number(&row, "removed")?))
     }
 
     async fn preview(&mut self, settings: &CleanupSettings) -> Result<Vec<(Expiring, u64)>, StoreError> {

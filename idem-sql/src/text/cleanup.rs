@@ -44,7 +44,7 @@ impl CleanupStatements {
     /// Has rows of a kind removed, the oldest first where an index has their order, if this is the only cleaner at work.
     ///
     /// Parameters: 1 how many at most `int8`, 2 older than µs. Result, one row: `elected bool`, and `removed int8`; fewer
-    /// than asked for mean that nothing is left.
+    /// than asked for mean that nothing is left, but for `held int8` that other sessions have locked: `holders text`, as far as is known.
     pub(crate) fn remove(&self, kind: Expiring) -> &Arc<str> {
         &self.remove[place(kind)]
     }
@@ -103,7 +103,7 @@ fn of(template: &str, kind: Expiring) -> String {
 /// The database's own function deletes: expired rows and nothing else, whichever role calls it. It elects one cleaner at a
 /// time.
 const REMOVE: &str = "\
-SELECT elected, removed FROM {schema}.remove_expired('{table}', $1::int8, $2::int8) AS step";
+SELECT elected, removed, held, holders FROM {schema}.remove_expired('{table}', $1::int8, $2::int8) AS step";
 
 const COUNT: &str = "\
 SELECT pg_catalog.count(*) AS rows FROM {schema}.{table} AS t WHERE {expired}{unneeded} AND $1::int8 IS NOT NULL AND $2::int8 IS NOT NULL";

@@ -12,9 +12,10 @@ statements! {
     OutboxStatements;
 
     /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`, `kind text` and `message_bytes_max
-    /// int8`, NULL where no relay has said them, `is_structured bool`.
+    /// int8`, NULL where no relay has said them, `is_structured bool`. What a relay has said holds as long as its lease (O116).
     select_destination: "\
-SELECT id, id_form, kind, message_bytes_max, is_structured FROM {schema}.outbox_destinations WHERE name = $1::text";
+SELECT id, id_form, CASE WHEN relayed_until > pg_catalog.clock_timestamp() THEN kind END AS kind, message_bytes_max, is_structured
+FROM {schema}.outbox_destinations WHERE name = $1::text";
 
     /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`, 3 the [numbers](idem_core::store::Interned) that
     /// it may have `int8[]`. Result, no row where another was first, else as of

@@ -230,7 +230,7 @@ RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pi
     claim_to_ask: "\
 INSERT INTO {schema}.processed_messages
     (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at, alone)
-SELECT asked.consumer, $2::uuid, '', '', 0, 0, 'infinity', true
+SELECT asked.consumer, $2::uuid, '', pg_catalog.decode(pg_catalog.repeat('00', 32), 'hex'), 0, 0, 'infinity', true
 FROM pg_catalog.unnest($1::int4[]) AS asked (consumer) ORDER BY asked.consumer
 ON CONFLICT (consumer, key_id) DO NOTHING";
 

@@ -3,10 +3,10 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    ErrorClass, IdempotencyKey, PayloadHash, Recorded, Retention, StoreError,
+    ErrorClass, Recorded, Retention, StoreError,
     store::{Claim, Claimed, Found, HashRuleId, RunId, boxed},
 };
-use idem_sql::kept_beside;
+use idem_sql::{kept_beside, key_and_hash};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{clock, driver, error, statements::Statements};
@@ -127,28 +127,13 @@ fn failed(doing: &'static str) -> impl Fn(sqlx::Error) -> StoreError {
 /// The record that answers this claim.
 fn record(row: &SqliteRow, claim: &Claim) -> Result<Recorded, sqlx::Error> {
     let expires_at: i64 = row.try_get("expires_at")?;
+    let (key, hash) = key_and_hash(row.try_get("idempotency_key")?, row.try_get("payload_hash")?, claim);
     Ok(Recorded::new(
-        match row.try_get("idempotency_key")? {
-            // It was erased.
-            "" => claim.key.clone(),
-            text => key(text)?,
-        },
-        hash(row.try_get("payload_hash")?)?,
+        key,
+        hash,
         HashRuleId(row.try_get("hash_id")?),
         clock::instant(row.try_get("processed_at")?),
         RunId(row.try_get("processed_by")?),
         (expires_at != clock::FOREVER).then(|| clock::instant(expires_at)),
     ))
-}
-
-/// A key from its column; an error where another program wrote a text that cannot be a key.
-pub(super) fn key(text: &str) -> Result<IdempotencyKey, sqlx::Error> {
-    IdempotencyKey::new(text).map_err(|error| sqlx::Error::Decode(error.into()))
-}
-
-fn hash(bytes: &[u8]) -> Result<PayloadHash, sqlx::Error> {
-    bytes.try_into().map(PayloadHash::from_bytes).map_err(|error: std::array::TryFromSliceError| {
-        // The length is wrong, so idem did not write the row.
-        sqlx::Error::Decode(error.into())
-    })
 }

@@ -164,7 +164,7 @@ impl Events {
         self.destinations.get_mut(&id)
     }
 
-    fn declare(&mut self, declared: &Destination) -> Result<Declared, StoreError> {
+    fn declare(&mut self, declared: &Destination, now: SystemTime) -> Result<Declared, StoreError> {
         let known = self.destinations.iter().find(|(_, row)| row.name == declared.name);
         if let Some((_, row)) = known
             && row.id_form != declared.id_form
@@ -173,12 +173,12 @@ impl Events {
                 "destination {:?} was declared with ids of the form {}, and this program says {}",
                 declared.name, row.id_form, declared.id_form
             );
-            let cure =
-                "Give it the form it has: under another one its receivers would take copies for new events".to_owned();
-            return Err(StoreError::Refused { problem, cure });
+            let cure = "Give it the form it has: under another one its receivers would take copies for new events";
+            return Err(StoreError::refused(problem, cure));
         }
         if let Some((id, row)) = known {
-            return Ok(Declared::new(*id).limits(row.limits.clone()));
+            let limits = row.limits.clone().filter(|_| row.relay.as_ref().is_some_and(|(_, until)| *until > now));
+            return Ok(Declared::new(*id).limits(limits));
         }
         let mut numbers = Interned::Destination.numbers(&[&declared.name]).map(DestinationId);
         let free = numbers.find(|id| !self.destinations.contains_key(id));
@@ -451,7 +451,8 @@ const LEASE_MAX: Duration = Duration::from_secs(120);
 #[async_trait]
 impl Outbox for MemoryOutbox {
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<Declared>, StoreError> {
-        let declare = |state: &mut State| destinations.iter().map(|one| state.events.declare(one)).collect();
+        let declare =
+            |state: &mut State| destinations.iter().map(|one| state.events.declare(one, state.now())).collect();
         self.book("declaring destinations", declare).await?
     }
 

@@ -75,7 +75,16 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
         match action {
             Action::RunAgain => self.run_again(jobs, &failed.text::<S>()),
-            Action::RunAlone => self.run_alone(jobs, |_| true, false),
+            Action::RunAlone => {
+                if let Seen::StoreFailed(_) = seen
+                    && let Some(left_out) = self.shared.lines.again.pass()
+                {
+                    let (error, what) = (failed.text::<S>(), "a unit failed, and each of its messages runs alone");
+                    tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "{what}");
+                    self.shared.recent.note(IncidentKind::Error, None, None, format!("{what}: {error}"));
+                }
+                self.run_alone(jobs, |_| true, false);
+            }
             Action::ClaimAgain => self.returned.extend(jobs),
             Action::AskTheDatabase | Action::AwaitTheDatabase => self.await_the_database(jobs, &failed).await,
             Action::Wait(cause) => {

@@ -143,10 +143,13 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Looks up which messages are duplicates, so that a redelivered backlog costs one statement a batch.
-    pub(super) async fn look(&mut self, jobs: Vec<Job<B::Handle>>) {
+    pub(super) async fn look(&mut self, mut jobs: Vec<Job<B::Handle>>) {
         let decisions = match self.look_up(&jobs).await {
             Ok(decisions) => decisions,
             Err(error) => {
+                // Alone, each is claimed without another look, which would fail the same way again and again (S61).
+                let is_theirs = error.class() != ErrorClass::Infrastructure;
+                jobs.iter_mut().for_each(|job| job.looked_up |= is_theirs);
                 return self.after(jobs, Seen::StoreFailed(error.class()), Failed::Store(error)).await;
             }
         };

@@ -8,6 +8,8 @@ DECLARE
     removal text;
     elected boolean;
     rows bigint;
+    held bigint;
+    holders text;
     -- What was removed since the last line of the trail.
     total bigint := 0;
     noted_at timestamptz := pg_catalog.clock_timestamp();
@@ -16,7 +18,10 @@ BEGIN
     FOREACH removal IN ARRAY removals LOOP
         -- Rows that are left after this many steps wait for the next cycle.
         FOR step IN 1..{steps_max} LOOP
-            EXECUTE removal INTO elected, rows;
+            EXECUTE removal INTO elected, rows, held, holders;
+            IF held > 0 THEN
+                RAISE WARNING '% expired rows are locked by others and stay for the next cycle: %', held, holders;
+            END IF;
             total := total + coalesce(rows, 0);
             -- Ended between two steps, it leaves out a minute's rows at most.
             IF total > 0 AND (NOT elected OR pg_catalog.clock_timestamp() - noted_at >= interval '1 minute') THEN

@@ -39,7 +39,8 @@ impl OutboxStatements {
 }
 
 const SELECT_DESTINATION: &str = r#"
-SELECT id, id_form, kind, message_bytes_max, is_structured FROM "{schema}_outbox_destinations" WHERE name = ?1"#;
+SELECT id, id_form, iif(relayed_until > ?2, kind, NULL) AS kind, message_bytes_max, is_structured
+FROM "{schema}_outbox_destinations" WHERE name = ?1"#;
 
 const INSERT_DESTINATION: &str = r#"
 INSERT INTO "{schema}_outbox_destinations" (id, name, id_form, created_at)

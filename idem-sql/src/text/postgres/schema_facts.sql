@@ -78,7 +78,7 @@ SELECT
         JOIN relations AS r ON r.name = wanted.name
         -- Some rights are given for the columns that a worker writes.
         WHERE NOT pg_catalog.has_table_privilege(r.oid, wanted.privilege)
-            AND NOT (wanted.name NOT IN ('processed_messages', 'units') AND wanted.privilege IN ('INSERT', 'UPDATE')
+            AND NOT (wanted.name <> 'units' AND wanted.privilege IN ('INSERT', 'UPDATE')
                 AND pg_catalog.has_any_column_privilege(r.oid, wanted.privilege))
         UNION ALL
         SELECT pg_catalog.format('USAGE on %s', c.relname) FROM pg_catalog.pg_class AS c

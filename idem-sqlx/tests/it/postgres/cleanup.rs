@@ -45,7 +45,7 @@ async fn fill(fixture: &Fixture, expired: u32) {
     let insert = |key: &str, expiry: &str, count: u32| {
         format!(
             "INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-             SELECT key_id('{key}-' || n), {expiry}, 1, 1, 1, '{key}-' || n, '' FROM generate_series(1, {count}) AS n;"
+             SELECT key_id('{key}-' || n), {expiry}, 1, 1, 1, '{key}-' || n, sha256('') FROM generate_series(1, {count}) AS n;"
         )
     };
     let expiry = format!("now() - ({expired} - n + 1) * interval '1 second'");
@@ -197,7 +197,8 @@ const AGED: &str = "
         (1, 'recent', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '29 d', NULL, NULL, NULL);
     INSERT INTO audit (at, who, action) VALUES (now() - interval '366 d', 'x', 'old'), (now() - interval '364 d', 'x', 'new');
     INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 5, 'a', ''), (key_id('b'), now() + interval '1 h', 1, 1, 4, 'b', '');
+        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 5, 'a', sha256('')),
+            (key_id('b'), now() + interval '1 h', 1, 1, 4, 'b', sha256(''));
     INSERT INTO forgotten (key_id, processed_at, expires_at, forgotten_at, batch, consumer, hash_id, processed_by, idempotency_key,
         payload_hash)
     VALUES (key_id('c'), now(), now(), now() - interval '31 d', 1, 1, 1, 1, 'c', ''),

@@ -58,7 +58,7 @@ async fn s25_the_largest_tenant_is_told() {
                 SELECT tenant, name, '', '', '', '', interval '7 days'
                 FROM (VALUES ('small', 'orders'), ('large', 'orders'), ('', 'other')) AS v (tenant, name);
             INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-                SELECT key_id(c.id || '-' || n), now() + interval '1 day', c.id, 1, 1, c.id || '-' || n, ''
+                SELECT key_id(c.id || '-' || n), now() + interval '1 day', c.id, 1, 1, c.id || '-' || n, sha256('')
                 FROM consumers AS c, generate_series(1, CASE c.tenant WHEN 'small' THEN 10 WHEN 'large' THEN 300 ELSE 600 END) AS n;
             ANALYZE processed_messages;")
         .await;
@@ -272,7 +272,8 @@ async fn s13_cleanup_deletes_only_what_has_expired() {
     arrange(&fixture).await;
     let rows = "
         INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 1, 'old', ''), (key_id('b'), now() + interval '7 d', 1, 1, 1, 'new', '');
+        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 1, 'old', sha256('')),
+            (key_id('b'), now() + interval '7 d', 1, 1, 1, 'new', sha256(''));
         INSERT INTO audit (at, who, action) VALUES (now() - interval '31 d', 'x', 'old'), (now() - interval '29 d', 'x', 'new');
         INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, first_at,
             last_at)

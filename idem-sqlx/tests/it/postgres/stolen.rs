@@ -1,5 +1,7 @@
 //! S57, S60, O109: a stolen worker's credential, played against the script of the roles. What it can still do is in `docs/guide/security.md`.
 
+use std::sync::Arc;
+
 use idem_core::{
     ConsumerName, Store as _,
     store::{Bookkeeping as _, RunId},
@@ -69,6 +71,8 @@ const REFUSED: &[&str] = &[
     "SELECT setval('outbox_numbers', 9000000000000000000)",
     // Records, dead letters and the trail.
     "DELETE FROM processed_messages",
+    "INSERT INTO processed_messages (key_id, processed_at, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+        VALUES (key_id('order-2'), 'infinity', 'infinity', 1, 1, 1, 'order-2', sha256(''))",
     "UPDATE processed_messages SET payload_hash = ''",
     "UPDATE dead_letters SET payload = 'forged'",
     "UPDATE dead_letters SET first_at = '-infinity'",
@@ -99,10 +103,18 @@ const OUT_OF_BOUNDS: &[&str] = &[
     "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload)
         VALUES (key_id('x'), 9223372036854775807, 1, 1, 'x', '', '')",
     "INSERT INTO outbox (key_id, number, destination, consumer, event_key, event_hash, payload) VALUES (key_id('x'), 0, 1, 1, 'x', '', '')",
+    "INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+        VALUES (key_id('order-2'), '-infinity', 1, 1, 1, 'order-2', sha256(''))",
+    "INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+        VALUES (key_id('order-2'), '294276-12-31', 1, 1, 1, 'order-2', sha256(''))",
+    "INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+        VALUES (key_id('order-2'), 'infinity', 1, 1, 1, 'order-2', '')",
+    "INSERT INTO processed_results (key_id, consumer, kind, body, answer_until) VALUES (key_id('order-2'), 1, 0, '', 'infinity')",
     "INSERT INTO controls (consumer, epoch) VALUES (7, 9223372036854775807)",
     "UPDATE consumers SET retention = '170000 years'",
     "UPDATE consumers SET retention = '-178000000 years'",
     "UPDATE consumers SET retention = '5000000 years -1826250000 days'",
+    "UPDATE consumers SET retention = '5000000 years -1799999999 days'",
     "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules)
         OVERRIDING SYSTEM VALUE VALUES (-7, 'thief', 'payments', 'kafka:p', '', '', '')",
     "INSERT INTO outbox_destinations (name, id_form) VALUES ('free', 'uuid8');
@@ -312,6 +324,25 @@ async fn s57_a_forged_dead_letter_stops_no_replay() {
     assert_eq!(taken.iter().map(|replay| replay.message.origin().as_str()).collect::<Vec<_>>(), ["owed"]);
     let outcome = fixture.text("SELECT replay_outcome FROM dead_letters WHERE origin = 'forged'").await;
     assert!(outcome.starts_with("failed: malformed"), "{outcome}");
+    drop(thief);
+    fixture.run(format!("DROP OWNED BY {0}_thief; DROP ROLE {0}_thief", fixture.schema)).await;
+    give_up(fixture, &[]).await;
+}
+
+/// O116: a login that relays for a moment and says that nothing fits keeps others from publishing for no longer than that.
+#[tokio::test]
+async fn o116_a_planted_limit_ends_with_its_lease() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    fixture.run(VICTIM).await;
+    let mut thief = thief(&fixture).await.connect().await.unwrap();
+    let outbox = Arc::new(fixture.store.clone()).outbox().unwrap();
+    for (lease, limits) in [(30_000_000, true), (1, false)] {
+        let planted = format!("SELECT mine FROM lease_destination(1, 'thief', {lease}, 1000000, 'kafka', 1, false)");
+        assert_eq!(answer(&mut thief, &planted).await.as_deref(), Some("t"));
+        let declared = outbox.declare(&["mails".into()]).await.unwrap();
+        assert_eq!(declared[0].limits.is_some(), limits, "{lease} µs");
+    }
     drop(thief);
     fixture.run(format!("DROP OWNED BY {0}_thief; DROP ROLE {0}_thief", fixture.schema)).await;
     give_up(fixture, &[]).await;

@@ -140,7 +140,7 @@ async fn s11_nobody_permits_a_commit_in_the_seals_place() {
     for row in [
         "units (xid, run, lane) VALUES (7, 1, 1)",
         "processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash, alone)
-            VALUES (pg_catalog.gen_random_uuid(), 'infinity', 1, 1, 1, 'a', '', true)",
+            VALUES (pg_catalog.gen_random_uuid(), 'infinity', 1, 1, 1, 'a', pg_catalog.sha256(''), true)",
     ] {
         let mut connection = fixture.connect().await;
         sqlx::raw_sql(AssertSqlSafe(of_usurper(IN_FRONT))).execute(&mut connection).await.unwrap();

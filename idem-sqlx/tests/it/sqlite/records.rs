@@ -4,7 +4,7 @@ use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Retention, Store,
+    Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Reason, Retention, Store,
     store::{Bookkeeping, Claim, Claimed, RunId, UnitOfWork, UnitOptions},
 };
 use idem_sql::KEY_ID_VECTORS;
@@ -139,6 +139,29 @@ async fn cleanup_removes_only_what_has_expired() {
     assert_eq!(report.to_string(), "1 processed_messages, 2 units");
     assert_eq!(file.recorded().await, ["fresh", "kept"]);
     assert_eq!(names(&short.decisions(vec![message("old", "1")]).await.unwrap()), ["processed"]);
+}
+
+/// S61: no hash of another length is taken, and a record that is damaged all the same fails its own message.
+#[tokio::test(flavor = "multi_thread")]
+async fn s61_a_damaged_record_fails_its_own_message() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    let batch = || messages(&[("a", "1"), ("b", "1"), ("c", "1")]);
+    assert_eq!(names(&consumer.decisions(batch()).await.unwrap()), ["processed"; 3]);
+    let damage = "UPDATE idem_processed_messages SET payload_hash = x'00' WHERE idempotency_key = 'a'";
+    let refused = sqlx::raw_sql(damage).execute(&mut file.connect().await).await.unwrap_err().to_string();
+    assert!(refused.contains("CHECK"), "{refused}");
+    file.run(&format!(
+        "PRAGMA ignore_check_constraints = on; {damage};
+         UPDATE idem_processed_messages SET idempotency_key = char(10) WHERE idempotency_key = 'b'"
+    ))
+    .await;
+    let decisions = consumer.decisions(batch()).await.unwrap();
+    for decision in &decisions[..2] {
+        let Decision::Failed(failure) = decision else { panic!("{decision:?}") };
+        assert!(failure.reason == Reason::KeyCollision && failure.text.contains("damaged"), "{}", failure.text);
+    }
+    assert_eq!(names(&decisions[2..]), ["duplicate"]);
 }
 
 /// The time for which the broker may deliver again is the one that the last start found.

@@ -66,7 +66,10 @@ fn key_of(message: &Message) -> &str {
     message.key().map_or("(none)", |key| key.as_str())
 }
 
-fn builder<T: PostgresUnderTest>(subject: &T, handler: impl Handler<T::Store>) -> DedupConsumerBuilder<T::Store> {
+pub(super) fn builder<T: PostgresUnderTest>(
+    subject: &T,
+    handler: impl Handler<T::Store>,
+) -> DedupConsumerBuilder<T::Store> {
     let consumer = consumers::builder(subject.store().clone(), handler).handlers(subject.concurrency());
     consumer.busy_timeout(Duration::from_secs(20))
 }

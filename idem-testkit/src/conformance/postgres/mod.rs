@@ -26,6 +26,7 @@ pub mod claims;
 pub mod commits;
 pub mod consumers;
 pub mod handlers;
+pub mod others;
 pub mod pooler;
 pub mod servers;
 mod subject;
@@ -106,6 +107,11 @@ macro_rules! postgres_conformance {
                 b22_a_unique_violation_of_the_handlers_own_is_permanent,
                 j5_a_dropped_lane_with_a_running_statement_frees_its_keys,
             }
+            others {
+                c17_expired_rows_that_are_locked_hold_up_no_others,
+                s61_a_damaged_record_fails_its_own_message,
+                s61_a_record_that_cannot_be_read_stops_no_lane,
+            }
             servers {
                 a23_a_fenced_primary_is_refused,
                 a27_a_table_altered_under_prepared_statements,
@@ -147,13 +153,14 @@ fn every_case_is_listed_in_the_macro() {
         include_str!("claims.rs"),
         include_str!("commits.rs"),
         include_str!("handlers.rs"),
+        include_str!("others.rs"),
         include_str!("servers.rs"),
         include_str!("taken.rs"),
         include_str!("usurpers.rs"),
     ];
     let public = modules.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("pub async fn "));
     let cases: Vec<&str> = public.filter_map(|line| line.split('<').next()).collect();
-    assert_eq!(cases.len(), 35);
+    assert_eq!(cases.len(), 38);
     for case in cases {
         assert!(list.contains(&format!("                {case},\n")), "{case} is not listed");
     }

@@ -11,7 +11,7 @@ use super::{
     events::{DESTINATIONS, announcer, builder, next, offers, outbox},
     fixture::{Fixture, Kind, decide, msg, process},
     gate::within,
-    subject::StoreUnderTest,
+    subject::{Arrangement, StoreUnderTest},
 };
 
 /// What the row of the first destination says it takes, to who declares it and to operators.
@@ -21,6 +21,25 @@ async fn known(outbox: &dyn Outbox) -> Option<DestinationLimits> {
     let backlog = backlog.into_iter().find(|backlog| backlog.destination == DESTINATIONS[0]).unwrap();
     assert_eq!(backlog.limits, declared[0].limits);
     declared[0].limits.clone()
+}
+
+/// O116: what a relay has said of a destination holds as long as its lease. Otherwise a login that relays for a moment could say that
+/// nothing fits, and nothing would be published as long as no other relay comes.
+pub async fn o116_what_a_relay_says_ends_with_its_lease<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (outbox, ids) = outbox(&fixture).await;
+    let limits = DestinationLimits::new("sqs").message_bytes_max(Some(1));
+    let request = LeaseRequest::new("relay", Duration::from_secs(60)).limits(Some(&limits));
+    within("leasing", outbox.lease(ids[0], request)).await.unwrap();
+    assert_eq!(known(&*outbox).await, Some(limits));
+    if !fixture.arrange(Arrangement::Age(Duration::from_secs(61))).await {
+        return;
+    }
+    let declared = within("declaring", outbox.declare(&[DESTINATIONS[0].into()])).await.unwrap();
+    assert_eq!(declared[0].limits, None);
 }
 
 /// O107: an event that no relay could ever send fails its message, and nothing of that is written, as soon as a relay has left in the

@@ -382,6 +382,7 @@ macro_rules! store_conformance {
             }
             limits {
                 o107_an_event_that_never_fits_fails_its_message,
+                o116_what_a_relay_says_ends_with_its_lease,
             }
             relaying {
                 o100_a_slow_refusal_leaves_no_mark,

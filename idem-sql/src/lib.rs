@@ -37,6 +37,7 @@ pub use crate::{
         },
         server::{
             Connecting, Durability, Fence, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, connect_lane,
+            refuse_other_backend,
         },
         settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
         sqlstate::{

@@ -16,7 +16,7 @@ use idem_core::{
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,
-    in_claim_order, key_id, retention, unreadable,
+    in_claim_order, key_id, refuse_other_backend, retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -154,7 +154,9 @@ impl<'l> PostgresUnit<'l> {
             if let Some(xid) = get::<Option<String>>(row, "xid")? {
                 self.xid = Some(xid);
             }
-            self.backend_pid = Some(get(row, "backend_pid")?);
+            let backend_pid = get(row, "backend_pid")?;
+            refuse_other_backend(self.session.backend.map(|(pid, _)| pid), backend_pid)?;
+            self.backend_pid = Some(backend_pid);
             self.processed_at = Some(get(row, "processed_at")?);
             self.session.limits.ran_under(get::<&str>(row, "limited_to")?);
             self.limits_are_back = true;

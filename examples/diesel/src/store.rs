@@ -18,8 +18,8 @@ use idem_core::{
     store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
-    ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value, begin_unit,
-    claim_answers, claimed_ids, in_claim_order, refuse_fenced, unreadable,
+    ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value,
+    begin_unit, claim_answers, claimed_ids, in_claim_order, refuse_fenced, refuse_other_backend, unreadable,
 };
 use idem_tokio_postgres::PostgresStore;
 use uuid::Uuid;
@@ -64,6 +64,8 @@ pub struct DieselSession {
     lock_timeout: String,
     statement_timeout: String,
     durability: Durability,
+    /// The server process, which serves this session alone.
+    backend_pid: i32,
     is_spent: bool,
 }
 
@@ -81,6 +83,8 @@ struct Limits {
     statement_timeout: String,
     #[diesel(sql_type = Text)]
     synchronous_commit: String,
+    #[diesel(sql_type = Integer)]
+    backend_pid: i32,
 }
 
 impl Store for DieselPostgres {
@@ -110,9 +114,9 @@ impl Store for DieselPostgres {
         connection.batch_execute(&settings).await.map_err(opening)?;
         let facts = sql_query(&*self.statements().server_facts);
         let limits: Limits = facts.get_result(&mut connection).await.map_err(opening)?;
-        let Limits { lock_timeout, statement_timeout, synchronous_commit } = limits;
+        let Limits { lock_timeout, statement_timeout, synchronous_commit, backend_pid } = limits;
         let (connection, durability) = (Mutex::new(connection), Durability::of(&synchronous_commit));
-        Ok(DieselSession { connection, lock_timeout, statement_timeout, durability, is_spent: false })
+        Ok(DieselSession { connection, lock_timeout, statement_timeout, durability, backend_pid, is_spent: false })
     }
 
     async fn close(&self, session: DieselSession) {
@@ -280,6 +284,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
             .bind::<Text, _>(lock_timeout)
             .bind::<Text, _>(statement_timeout);
         let won: Won = query.get_result(self.session.connection()).await.map_err(claiming)?;
+        refuse_other_backend(Some(self.session.backend_pid), won.backend_pid)?;
         if won.xid.is_some() {
             self.xid = won.xid;
         }

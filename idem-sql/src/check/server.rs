@@ -225,6 +225,26 @@ impl SessionFacts {
     }
 }
 
+/// Refuses a claim that another server process has answered than the one that serves its session alone: a pooler in transaction mode passes
+/// the session's settings on, so that it looks like one of its own (A57).
+///
+/// # Errors
+/// [`StoreError::Refused`] with the pooler's setting.
+pub fn refuse_other_backend(own: Option<i32>, answered: i32) -> Result<(), StoreError> {
+    match own {
+        Some(pid) if pid != answered => Err(StoreError::refused(
+            format!(
+                "a session that set {FENCE} for itself began on server process {pid}, and process {answered} has answered its claim: a \
+                 pooler in transaction mode gives it to others, and limits that idem sets would be theirs"
+            ),
+            format!(
+                "Take {FENCE} out of PgBouncer's track_extra_parameters, or pool by session, or connect past the pooler"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The facts of the server that start-up reads, by [`server_facts`](crate::PostgresStatements::server_facts).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFacts {

@@ -11,7 +11,7 @@ use idem_core::{
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, from_microseconds, in_claim_order, key_id,
-    retention, unreadable,
+    refuse_other_backend, retention, unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -133,7 +133,9 @@ impl<'l> PostgresUnit<'l> {
             if let Some(xid) = error::get::<Option<String>>(row, "xid")? {
                 self.xid = Some(xid);
             }
-            self.backend_pid = Some(error::get(row, "backend_pid")?);
+            let backend_pid = error::get(row, "backend_pid")?;
+            refuse_other_backend(self.session.backend.map(|(pid, _)| pid), backend_pid)?;
+            self.backend_pid = Some(backend_pid);
             self.processed_at = Some(error::get(row, "processed_at")?);
         }
         Ok(row)

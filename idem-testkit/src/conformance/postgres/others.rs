@@ -1,16 +1,20 @@
-//! What other logins and sessions leave behind: records that cannot be read, and rows that are locked.
+//! What other logins and sessions leave behind: records that cannot be read, rows that are locked, and a pooler's other process.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use idem_core::{
-    CancellationToken, Decision, IncidentKind, Reason, Store as _, Worker,
-    store::{Expiring, Removal, Removed, RunId, UnitOfWork as _},
+    CancellationToken, Decision, ErrorClass, IncidentKind, Reason, Store as _, StoreError, Worker,
+    store::{ClaimError, Expiring, Removal, Removed, RunId, UnitOfWork as _},
 };
 
 use super::{
-    consumers::{keys, letters, messages, options, process},
+    consumers::{claim_of, keys, letters, messages, options, process},
     handlers::{Write, builder, consumer},
-    subject::{PATIENCE, PostgresUnderTest, effects},
+    pooler,
+    subject::{PATIENCE, PostgresUnderTest, effects, recorded},
 };
 use crate::{
     Decide as _,
@@ -112,4 +116,25 @@ pub async fn c17_expired_rows_that_are_locked_hold_up_no_others<T: PostgresUnder
     holder.rollback().await.unwrap();
     assert_eq!(removed(9).await, [1, 1, 1, 1]);
     assert_eq!(subject.texts("SELECT count(*)::text FROM processed_results").await, ["2"], "their keys were answered");
+}
+
+/// A57: a pooler in transaction mode that gives each of its server processes the settings of a session is noticed at the first claim that
+/// another process answers, and named.
+pub async fn a57_a_session_that_a_pooler_gives_to_others_is_refused<T: PostgresUnderTest>(subject: &T) {
+    let (claim, run) = claim_of(subject.store(), "a").await;
+    let (port, moved) = pooler::between_transactions(subject.server()).await;
+    let store = subject.another(Some(port), &[]);
+    for alone in [false, true] {
+        moved.store(false, Ordering::SeqCst);
+        let mut lane = store.open().await.unwrap();
+        moved.store(true, Ordering::SeqCst);
+        let mut unit = store.begin(&mut lane, options(run, PATIENCE).alone(alone)).await.unwrap();
+        let ClaimError::Store(error) = unit.claim(std::slice::from_ref(&claim)).await.unwrap_err() else {
+            panic!("it is the session")
+        };
+        assert!(matches!(error, StoreError::Refused { .. }) && error.class() == ErrorClass::Fatal, "{error:?}");
+        assert!(error.to_string().contains("track_extra_parameters"), "{error}");
+        unit.rollback().await.unwrap();
+    }
+    assert!(recorded(subject).await.is_empty());
 }

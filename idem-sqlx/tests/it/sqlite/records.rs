@@ -4,7 +4,7 @@ use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Reason, Retention, Store,
+    Cleanup, CleanupSettings, Decision, ErrorClass, IdempotencyKey, Message, PayloadHash, Reason, Retention, Store,
     store::{Bookkeeping, Claim, Claimed, RunId, UnitOfWork, UnitOptions},
 };
 use idem_sql::KEY_ID_VECTORS;
@@ -162,6 +162,24 @@ async fn s61_a_damaged_record_fails_its_own_message() {
         assert!(failure.reason == Reason::KeyCollision && failure.text.contains("damaged"), "{}", failure.text);
     }
     assert_eq!(names(&decisions[2..]), ["duplicate"]);
+}
+
+/// B25: RAISE in a trigger of the application's says nothing about why: the message has all of its attempts, and its neighbours run.
+#[tokio::test(flavor = "multi_thread")]
+async fn b25_a_raise_of_the_applications_is_transient() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    file.run(
+        "CREATE TRIGGER refuse BEFORE INSERT ON effects WHEN NEW.key = 'b' BEGIN SELECT RAISE(ABORT, 'not yet'); END",
+    )
+    .await;
+    let batch = || messages(&[("a", "1"), ("b", "1"), ("c", "1")]);
+    let decisions = consumer.decisions(batch()).await.unwrap();
+    let Decision::Failed(failure) = &decisions[1] else { panic!("{decisions:?}") };
+    assert_eq!((failure.class, failure.code.as_deref()), (ErrorClass::Transient, Some("1811")));
+    assert!(decisions[0].is_processed() && decisions[2].is_processed(), "{decisions:?}");
+    file.run("DROP TRIGGER refuse").await;
+    assert_eq!(names(&consumer.decisions(batch()).await.unwrap()), ["duplicate", "processed", "duplicate"]);
 }
 
 /// The time for which the broker may deliver again is the one that the last start found.

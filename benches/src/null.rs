@@ -36,7 +36,7 @@ impl Store for NullStore {
     type Bookkeeping = Self;
     type Session = ();
     type Connection<'t> = ();
-    type Unit<'l> = NullUnit;
+    type Unit = NullUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         let mut capabilities = StoreCapabilities::server();
@@ -63,7 +63,7 @@ impl Store for NullStore {
 
     async fn close(&self, _lane: ()) {}
 
-    async fn begin<'l>(&'l self, _lane: &'l mut (), _options: UnitOptions) -> Result<NullUnit, StoreError> {
+    async fn begin(&self, _session: (), _options: UnitOptions) -> Result<NullUnit, StoreError> {
         Ok(NullUnit(*self))
     }
 
@@ -103,12 +103,12 @@ impl UnitOfWork<NullStore> for NullUnit {
         Ok(())
     }
 
-    async fn commit(self) -> Result<(), CommitError> {
-        Ok(())
+    async fn commit(self) -> (Option<()>, Result<(), CommitError>) {
+        (Some(()), Ok(()))
     }
 
-    async fn rollback(self) -> Result<(), StoreError> {
-        Ok(())
+    async fn rollback(self) -> Result<Option<()>, StoreError> {
+        Ok(Some(()))
     }
 
     async fn abandon(self) {}

@@ -115,10 +115,10 @@ impl UnitOptions {
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
 ///
 /// # Contract
-/// 1. A session is one connection, owned by the code that runs units on it. Core hands it back after a normal end only;
-///    after any other it is dropped, and dropping it must close it.
-/// 2. `begin` is never cancelled by core between its first poll and its end unless the session is dropped too.
-/// 3. A unit that is dropped leaves nothing committed that was not committed before.
+/// 1. A session is one connection, owned by the code that runs units on it. A call that takes one owns it and gives it back at its
+///    end, or `None` where it must not be used again. Dropping a session closes its connection.
+/// 2. A call that is dropped, or answers an error without a session, has closed the one that it took.
+/// 3. A unit that is dropped closes its session, and leaves nothing committed that was not committed before.
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
 /// 5. `look_up` answers from rows that were committed, and writes nothing.
 /// 6. `is_free` leaves nothing behind.
@@ -131,8 +131,8 @@ pub trait Store: Send + Sync + Sized + 'static {
     type Session: Send + 'static;
     /// The connection on which a handler runs its statements.
     type Connection<'t>: Send;
-    /// A running transaction on a session.
-    type Unit<'l>: UnitOfWork<Self> + 'l;
+    /// A running transaction, which owns its session.
+    type Unit: UnitOfWork<Self> + 'static;
 
     /// The capabilities of this store.
     fn capabilities(&self) -> StoreCapabilities;
@@ -164,15 +164,15 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// Begins a transaction with the limits of `options`.
     ///
     /// # Errors
-    /// Nothing was begun, and the session must be dropped.
+    /// Nothing was begun, and the session is closed.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session after a dropped call, because it may sit in a transaction.
-    fn begin<'l>(
-        &'l self,
-        session: &'l mut Self::Session,
+    /// The session of a dropped call is closed.
+    fn begin(
+        &self,
+        session: Self::Session,
         options: UnitOptions,
-    ) -> impl Future<Output = Result<Self::Unit<'l>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Self::Unit, StoreError>> + Send;
 
     /// Reads the committed records of these keys and the results that were kept with them, in the order of `claims`, outside of any
     /// unit: the way of a repeat that is expected to be one. It neither blocks another transaction nor waits for one: a key
@@ -182,21 +182,20 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// a lock.
     ///
     /// # Errors
-    /// Nothing is known of the keys, and the session must be dropped.
+    /// Nothing is known of the keys, and the session is closed.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn look_up<'l>(
-        &'l self,
-        session: &'l mut Self::Session,
+    /// The session of a dropped call is closed.
+    fn look_up(
+        &self,
+        session: Self::Session,
         options: UnitOptions,
-        claims: &'l [Claim],
-    ) -> impl Future<Output = Result<Vec<Option<Found>>, StoreError>> + Send {
+        claims: &[Claim],
+    ) -> impl Future<Output = Result<(Option<Self::Session>, Vec<Option<Found>>), StoreError>> + Send {
         async move {
             let mut unit = self.begin(session, options).await?;
             let found = unit.look_up(claims).await?;
-            unit.rollback().await?;
-            Ok(found)
+            Ok((unit.rollback().await?, found))
         }
     }
 
@@ -208,16 +207,16 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// network away should send one message, which the server runs to its end by itself.
     ///
     /// # Errors
-    /// Nothing is known of the key, and the session must be dropped.
+    /// Nothing is known of the key, and the session is closed.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn is_free<'l>(
-        &'l self,
-        session: &'l mut Self::Session,
+    /// The session of a dropped call is closed.
+    fn is_free(
+        &self,
+        session: Self::Session,
         options: UnitOptions,
-        claim: &'l Claim,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        claim: &Claim,
+    ) -> impl Future<Output = Result<(Option<Self::Session>, bool), StoreError>> + Send {
         async move {
             let mut unit = self.begin(session, options).await?;
             let is_free = match unit.claim(std::slice::from_ref(claim)).await {
@@ -225,8 +224,7 @@ pub trait Store: Send + Sync + Sized + 'static {
                 Err(ClaimError::Held | ClaimError::NoWinner { .. }) => false,
                 Err(ClaimError::Store(error)) => return Err(error),
             };
-            unit.rollback().await?;
-            Ok(is_free)
+            Ok((unit.rollback().await?, is_free))
         }
     }
 

@@ -73,7 +73,7 @@ pub(crate) fn new_results<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>;
     ]
 }
 
-impl Appending for PostgresUnit<'_> {
+impl Appending for PostgresUnit {
     /// They go out with the seal and the COMMIT, one round trip earlier than by themselves, unless one that was known was met lately.
     fn keep_events(&mut self, events: &[NewEvent]) -> bool {
         let keeps = !self.driver.known_events.were_met();
@@ -97,7 +97,7 @@ impl Appending for PostgresUnit<'_> {
     }
 }
 
-impl PostgresUnit<'_> {
+impl PostgresUnit {
     pub(crate) async fn kept_results(&self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         let (scopes, key_ids) = claimed_ids(claims);
         // The claim has read the answer to BEGIN.
@@ -138,7 +138,7 @@ impl PostgresUnit<'_> {
     pub(crate) async fn explain(&self, source: Error) -> StoreError {
         // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
-        let may_append = is_denied && may_append(self.driver).await;
+        let may_append = is_denied && may_append(&self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
         error::appending(source, AppendLimits { lock, statement, may_append })
     }

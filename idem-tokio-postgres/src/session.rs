@@ -25,8 +25,6 @@ pub struct PostgresSession {
     pub(crate) backend: Option<(i32, i64)>,
     /// How often an answer was asked for by number here, after handlers ran, so that it cannot be another statement's.
     pub(crate) asked: u64,
-    /// Whether the connection's state is unknown. The next unit then opens another.
-    pub(crate) is_spent: bool,
 }
 
 impl fmt::Debug for PostgresSession {
@@ -49,7 +47,6 @@ impl PostgresSession {
             shared_durability,
             backend,
             asked: 0,
-            is_spent: false,
         }
     }
 }

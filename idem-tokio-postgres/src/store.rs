@@ -87,13 +87,13 @@ impl PostgresStore {
         Ok(Self { bookkeeping: SqlBookkeeping::new(Driver::new(options)?) })
     }
 
-    pub(crate) fn driver(&self) -> &Driver {
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
         self.bookkeeping.driver()
     }
 
-    /// Opens another connection in place of one that cannot be used again.
+    /// Opens another connection in place of one that was closed meanwhile.
     async fn renew(&self, session: &mut PostgresSession) -> Result<(), StoreError> {
-        if session.is_spent || session.link.client.is_closed() {
+        if session.link.client.is_closed() {
             *session = self.driver().open_session().await?;
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Store for PostgresStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
     type Session = PostgresSession;
     type Connection<'t> = PostgresConnection<'t>;
-    type Unit<'l> = PostgresUnit<'l>;
+    type Unit = PostgresUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         let mut capabilities = StoreCapabilities::server().outbox(true).results(true);
@@ -133,41 +133,38 @@ impl Store for PostgresStore {
         session.link.close(self.driver().options.settings.connect_timeout).await;
     }
 
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
-        options: UnitOptions,
-    ) -> Result<PostgresUnit<'l>, StoreError> {
-        self.renew(session).await?;
+    async fn begin(&self, mut session: PostgresSession, options: UnitOptions) -> Result<PostgresUnit, StoreError> {
+        self.renew(&mut session).await?;
         let text = session.limits.begin(UnitLimits::of(options), session.shared_durability);
         // On the wire with what follows; its answer is read with the claim's.
         let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
-        Ok(PostgresUnit::new(self.driver(), session, options, begun))
+        Ok(PostgresUnit::new(Arc::clone(self.driver()), session, options, begun))
     }
 
-    async fn look_up<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
+    async fn look_up(
+        &self,
+        mut session: PostgresSession,
         _: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
-        self.renew(session).await?;
-        session.found(self.driver(), claims).await
+        claims: &[Claim],
+    ) -> Result<(Option<PostgresSession>, Vec<Option<Found>>), StoreError> {
+        self.renew(&mut session).await?;
+        let found = session.found(self.driver(), claims).await?;
+        Ok((Some(session), found))
     }
 
-    async fn is_free<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
+    async fn is_free(
+        &self,
+        mut session: PostgresSession,
         options: UnitOptions,
-        claim: &'l Claim,
-    ) -> Result<bool, StoreError> {
-        self.renew(session).await?;
+        claim: &Claim,
+    ) -> Result<(Option<PostgresSession>, bool), StoreError> {
+        self.renew(&mut session).await?;
         let client = &session.link.client;
         let key_id = key_id(claim.key.as_str());
         let text = self.driver().statements.question(UnitLimits::of(options), &[claim.scope.0], key_id);
         let is_insert = |answer: &SimpleQueryMessage| matches!(answer, SimpleQueryMessage::CommandComplete(1));
         let error = match client.simple_query(&text).await {
-            Ok(answers) => return Ok(answers.iter().any(is_insert)),
+            Ok(answers) => return Ok((Some(session), answers.iter().any(is_insert))),
             Err(source) => error::claiming(source),
         };
         // In a conflict with another transaction the key was that one's.
@@ -177,7 +174,7 @@ impl Store for PostgresStore {
             return Err(error);
         }
         client.batch_execute("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;
-        Ok(false)
+        Ok((Some(session), false))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut PostgresConnection<'t>) -> PostgresConnection<'a> {

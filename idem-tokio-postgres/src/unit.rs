@@ -3,7 +3,10 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::SystemTime,
 };
 
@@ -30,9 +33,9 @@ use crate::{
 };
 
 /// A unit of work: one open transaction on a [`PostgresSession`].
-pub struct PostgresUnit<'l> {
-    pub(crate) driver: &'l Driver,
-    pub(crate) session: &'l mut PostgresSession,
+pub struct PostgresUnit {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) session: PostgresSession,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
     pub(crate) begun: Option<Begun>,
@@ -56,16 +59,16 @@ pub struct PostgresUnit<'l> {
 
 pub(crate) type Begun = Pin<Box<SimpleQueryStream>>;
 
-impl fmt::Debug for PostgresUnit<'_> {
+impl fmt::Debug for PostgresUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresUnit").field("xid", &self.xid).finish_non_exhaustive()
     }
 }
 
-impl<'l> PostgresUnit<'l> {
+impl PostgresUnit {
     pub(crate) fn new(
-        driver: &'l Driver,
-        session: &'l mut PostgresSession,
+        driver: Arc<Driver>,
+        session: PostgresSession,
         options: UnitOptions,
         begun: SimpleQueryStream,
     ) -> Self {
@@ -118,7 +121,7 @@ impl<'l> PostgresUnit<'l> {
         let begun = self.begun.take();
         let (key, hash, kept) = (claim.key.as_str(), claim.hash.as_bytes().as_slice(), retention(claim.retention));
         let id = key_id(key);
-        let [run, _, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.session);
+        let [run, _, lock_timeout, statement_timeout] = claim::of_unit(&self.options, &self.session);
         let parameters: [Parameter<'_>; 9] = [
             (&claim.scope.0, Type::INT4),
             (&id, Type::UUID),
@@ -138,7 +141,7 @@ impl<'l> PostgresUnit<'l> {
         let begun = self.begun.take();
         let (scopes, key_ids) = claimed_ids(claims);
         let columns = ClaimColumns::of(claims);
-        let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.session);
+        let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, &self.session);
         let rows = self.rows(begun, &self.driver.statements.claim, &parameters).await?;
         let row = self.claimed(rows)?.ok_or_else(|| unreadable("the claim answered no row"))?;
         let won_consumers: Vec<i32> = get(&row, "won_consumers")?;
@@ -236,14 +239,14 @@ impl<'l> PostgresUnit<'l> {
         Ok(())
     }
 
-    /// Rolls back whatever is open.
-    async fn roll_back(&mut self) -> Result<(), StoreError> {
+    /// Rolls back whatever is open. Answers whether the connection can be used again.
+    async fn roll_back(&mut self) -> Result<bool, StoreError> {
         // This answer is not waited for any more, and must not hold up the next one.
         drop(self.begun.take());
-        let session = &mut *self.session;
+        let session = &mut self.session;
         if !*self.is_lent.get_mut() {
             let answer = session.link.client.batch_execute("ROLLBACK").await;
-            return answer.map_err(|source| error::store("rolling back", source));
+            return answer.map(|()| true).map_err(|source| error::store("rolling back", source));
         }
         // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
         // runs on this connection (A27).
@@ -258,8 +261,7 @@ impl<'l> PostgresUnit<'l> {
         // A COPY that went wrong, or one by way of `execute`, leaves the driver an answer ahead or behind. Only a
         // connection that answers this very statement may be used again.
         let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
-        session.is_spent = !answer.iter().any(is_ours);
-        Ok(())
+        Ok(answer.iter().any(is_ours))
     }
 
     /// The server refused the seal, or the answers that it writes.
@@ -284,7 +286,7 @@ fn is_sealed(row: &Row, xid: Option<&String>) -> bool {
     }
 }
 
-impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
+impl UnitOfWork<PostgresStore> for PostgresUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
@@ -337,23 +339,25 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
         self.found(claims).await
     }
 
-    async fn commit(mut self) -> Result<(), CommitError> {
+    async fn commit(mut self) -> (Option<PostgresSession>, Result<(), CommitError>) {
         let committed = match self.check() {
             Ok(()) => self.seal_and_commit().await,
             Err(error) => Err(CommitError::RolledBack(error)),
         };
-        if let Err(CommitError::RolledBack(StoreError::Unsealed { .. })) = &committed {
-            self.session.is_spent |= self.roll_back().await.is_err();
-        }
-        committed
+        let is_sound = match &committed {
+            Ok(()) => true,
+            Err(CommitError::RolledBack(StoreError::Unsealed { .. })) => self.roll_back().await.unwrap_or(false),
+            Err(_) => false,
+        };
+        (is_sound.then_some(self.session), committed)
     }
 
-    async fn rollback(mut self) -> Result<(), StoreError> {
-        self.roll_back().await
+    async fn rollback(mut self) -> Result<Option<PostgresSession>, StoreError> {
+        let is_sound = self.roll_back().await?;
+        Ok(is_sound.then_some(self.session))
     }
 
     async fn abandon(self) {
-        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         let own = self.session.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);

@@ -66,7 +66,6 @@ pub struct DieselSession {
     durability: Durability,
     /// The server process, which serves this session alone.
     backend_pid: i32,
-    is_spent: bool,
 }
 
 impl fmt::Debug for DieselSession {
@@ -91,7 +90,7 @@ impl Store for DieselPostgres {
     type Bookkeeping = <PostgresStore as Store>::Bookkeeping;
     type Session = DieselSession;
     type Connection<'t> = &'t mut AsyncPgConnection;
-    type Unit<'l> = DieselUnit<'l>;
+    type Unit = DieselUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server()
@@ -116,21 +115,14 @@ impl Store for DieselPostgres {
         let limits: Limits = facts.get_result(&mut connection).await.map_err(opening)?;
         let Limits { lock_timeout, statement_timeout, synchronous_commit, backend_pid } = limits;
         let (connection, durability) = (Mutex::new(connection), Durability::of(&synchronous_commit));
-        Ok(DieselSession { connection, lock_timeout, statement_timeout, durability, backend_pid, is_spent: false })
+        Ok(DieselSession { connection, lock_timeout, statement_timeout, durability, backend_pid })
     }
 
     async fn close(&self, session: DieselSession) {
         drop(session);
     }
 
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut DieselSession,
-        options: UnitOptions,
-    ) -> Result<DieselUnit<'l>, StoreError> {
-        if session.is_spent {
-            *session = self.open().await?;
-        }
+    async fn begin(&self, mut session: DieselSession, options: UnitOptions) -> Result<DieselUnit, StoreError> {
         // Diesel does not show the context of an error, by which a wait for a key is told from one for the whole table; so the table is
         // locked here, where no key is waited for.
         let schema = self.driver().schema().quoted();
@@ -138,7 +130,7 @@ impl Store for DieselPostgres {
         let text = format!("{}; {lock}", begin_unit(Some(UnitLimits::of(options)), None));
         let begun = Manager::begin_transaction_sql(session.connection(), &text).await;
         begun.map_err(|source| error::of(source).beginning())?;
-        Ok(DieselUnit { store: self, session, options, xid: None, backend_pid: None })
+        Ok(DieselUnit { store: self.clone(), session, options, xid: None, backend_pid: None })
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut AsyncPgConnection) -> &'a mut AsyncPgConnection {
@@ -166,16 +158,16 @@ fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
 }
 
 /// One transaction on a [`DieselSession`].
-pub struct DieselUnit<'l> {
-    store: &'l DieselPostgres,
-    session: &'l mut DieselSession,
+pub struct DieselUnit {
+    store: DieselPostgres,
+    session: DieselSession,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
     backend_pid: Option<i32>,
 }
 
-impl fmt::Debug for DieselUnit<'_> {
+impl fmt::Debug for DieselUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DieselUnit").field("xid", &self.xid).finish_non_exhaustive()
     }
@@ -240,7 +232,7 @@ impl Found {
     }
 }
 
-impl DieselUnit<'_> {
+impl DieselUnit {
     /// Permits the COMMIT, or fails where it would be a lie.
     async fn seal(&mut self) -> Result<(), StoreError> {
         let sql = self.store.statements();
@@ -257,9 +249,20 @@ impl DieselUnit<'_> {
         };
         sealed.map(|_| ()).map_err(|source| error::of(source).sealing())
     }
+
+    async fn try_commit(&mut self) -> Result<(), CommitError> {
+        self.check().map_err(CommitError::RolledBack)?;
+        self.seal().await.map_err(CommitError::RolledBack)?;
+        let committed = Manager::commit_transaction(self.session.connection()).await;
+        committed.map_err(|source| error::of(source).committing())?;
+        if depth(self.session.connection()) != Some(0) {
+            return Err(CommitError::Unknown(unreadable("a transaction is still open after COMMIT").into()));
+        }
+        Ok(())
+    }
 }
 
-impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
+impl UnitOfWork<DieselPostgres> for DieselUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let claiming = |source| error::of(source).claiming();
         if self.backend_pid.is_some() {
@@ -317,33 +320,29 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         Err(StoreError::Unsealed { problem: problem.to_owned(), source: None })
     }
 
-    async fn commit(mut self) -> Result<(), CommitError> {
-        self.check().map_err(CommitError::RolledBack)?;
-        self.seal().await.map_err(CommitError::RolledBack)?;
-        Manager::commit_transaction(self.session.connection())
-            .await
-            .map_err(|source| error::of(source).committing())?;
-        if depth(self.session.connection()) != Some(0) {
-            return Err(CommitError::Unknown(unreadable("a transaction is still open after COMMIT").into()));
+    async fn commit(mut self) -> (Option<DieselSession>, Result<(), CommitError>) {
+        match self.try_commit().await {
+            Ok(()) => (Some(self.session), Ok(())),
+            Err(error @ CommitError::RolledBack(StoreError::Unsealed { .. })) => {
+                (self.rollback().await.unwrap_or_default(), Err(error))
+            }
+            Err(error) => (None, Err(error)),
         }
-        Ok(())
     }
 
-    async fn rollback(self) -> Result<(), StoreError> {
-        let rolled_back = match depth(self.session.connection()) {
-            Some(1) => Manager::rollback_transaction(self.session.connection()).await,
-            // The transaction's state after a handler is unknown: the server ends it with the connection, which the next unit
-            // replaces.
-            _ => {
-                self.session.is_spent = true;
-                self.session.connection().batch_execute("ROLLBACK").await
-            }
+    async fn rollback(mut self) -> Result<Option<DieselSession>, StoreError> {
+        let is_open = depth(self.session.connection()) == Some(1);
+        let rolled_back = if is_open {
+            Manager::rollback_transaction(self.session.connection()).await
+        } else {
+            // The transaction's state after a handler is unknown: the server ends it with the connection.
+            self.session.connection().batch_execute("ROLLBACK").await
         };
-        rolled_back.map_err(|source| error::of(source).doing("rolling back"))
+        rolled_back.map_err(|source| error::of(source).doing("rolling back"))?;
+        Ok(is_open.then_some(self.session))
     }
 
     async fn abandon(self) {
-        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         // By its transaction, so that no other session is ended that has got the process meanwhile.

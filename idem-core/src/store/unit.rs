@@ -13,7 +13,8 @@ use crate::{
     },
 };
 
-/// One transaction: the claim of its keys and everything that handlers write through it.
+/// One transaction: the claim of its keys and everything that handlers write through it. It owns its session, and gives it back when it
+/// has ended.
 ///
 /// # Contract
 /// 1. The claim and the handlers' writes commit together or not at all.
@@ -29,8 +30,8 @@ use crate::{
 ///    at most, when all handlers have succeeded, and only where there is something to write.
 /// 8. `read_results` answers the results that were committed with the records of these keys, and `look_up` the answers of
 ///    `read` and `read_results`.
-/// 9. After a `commit` that answered [`CommitError::RolledBack`] with [`StoreError::Unsealed`], and after `rollback`, the session can
-///    begin another unit.
+/// 9. A `commit` that answered `Ok`, or [`CommitError::RolledBack`] with [`StoreError::Unsealed`], and a `rollback` give the session back.
+///    They answer `None` in its place only where what a handler left makes the connection unfit for another unit.
 /// 10. `processed_at` answers the time that the inserted record will have, as [`UnitOfWork::read`] of a later unit answers it.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`](super::UnitOptions::busy_timeout) in all.
@@ -39,7 +40,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Nothing of a failed call may be used; the unit is rolled back.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
+    /// Not cancel safe: drop the unit.
     fn claim(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Claimed>, ClaimError>> + Send;
 
     /// Reads the committed records of these keys, in a statement of its own, which sees commits made meanwhile.
@@ -51,7 +52,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// As for `claim`.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
+    /// Not cancel safe: drop the unit.
     fn read(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Recorded>>, StoreError>> + Send;
 
     /// The handle that a handler writes through, when handlers run one after the other.
@@ -76,7 +77,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// The unit cannot commit, and is rolled back.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
+    /// Not cancel safe: drop the unit.
     fn append(&mut self, appended: &Appended) -> impl Future<Output = Result<(), AppendError>> + Send {
         let _ = appended;
         std::future::ready(Err(StoreError::Unsupported { what: "write events or results" }.into()))
@@ -96,7 +97,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// As for `read`.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
+    /// Not cancel safe: drop the unit.
     fn read_results(
         &mut self,
         claims: &[Claim],
@@ -112,7 +113,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// As for `read`.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
+    /// Not cancel safe: drop the unit.
     fn look_up(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Found>>, StoreError>> + Send {
         async move {
             let recorded = self.read(claims).await?;
@@ -122,25 +123,26 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
         }
     }
 
-    /// Seals the transaction and commits it.
+    /// Seals the transaction and commits it. Answers the session beside the result, because a transaction that a handler has spoilt leaves a
+    /// sound connection; `None` where it must not be used again, and is closed.
     ///
     /// # Errors
     /// [`CommitError::RolledBack`] only where that is certain.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a dropped call has an unknown outcome, and the session must be dropped.
-    fn commit(self) -> impl Future<Output = Result<(), CommitError>> + Send;
+    /// Not cancel safe: a dropped call has an unknown outcome. Its session is closed.
+    fn commit(self) -> impl Future<Output = (Option<S::Session>, Result<(), CommitError>)> + Send;
 
-    /// Rolls the transaction back.
+    /// Rolls the transaction back. Answers the session; `None` where it must not be used again, and is closed.
     ///
     /// # Errors
-    /// The connection is broken; the session must be dropped.
+    /// The connection is broken, and the session is closed.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// The session of a dropped call is closed.
+    fn rollback(self) -> impl Future<Output = Result<Option<S::Session>, StoreError>> + Send;
 
     /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
-    /// another connection where that is needed. The session is dropped afterwards.
+    /// another connection where that is needed. The session is closed.
     fn abandon(self) -> impl Future<Output = ()> + Send;
 }

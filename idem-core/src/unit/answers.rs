@@ -104,7 +104,7 @@ impl<'w, S: Store> Answers<'w, S> {
     pub(super) async fn read<J: Borrow<Item>>(
         &mut self,
         engine: &Engine<S>,
-        unit: &mut S::Unit<'_>,
+        unit: &mut S::Unit,
         items: &[J],
         ledger: &Outcomes,
         mut found: Results,

@@ -27,7 +27,7 @@ use crate::{
 /// Appends the events and results, and passes the failpoint between them and the seal.
 pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    unit: &mut S::Unit<'_>,
+    unit: &mut S::Unit,
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(), HandlingError> {
@@ -59,7 +59,7 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
 /// The rows, beside them the message of each event, and the messages that have any.
 fn rows<S: Store, J: Borrow<Item>>(
     engine: &Engine<S>,
-    unit: &S::Unit<'_>,
+    unit: &S::Unit,
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {

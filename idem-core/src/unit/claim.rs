@@ -24,7 +24,7 @@ pub(super) type Results = HashMap<usize, Option<KeptResult>>;
 /// Claims every key and reads the records of those that were not inserted, for a bounded number of rounds. One verdict
 /// a claim, in order; none is `Unanswered`. Where results are wanted, they are read with the records.
 pub(super) async fn claim_all<S: Store>(
-    unit: &mut S::Unit<'_>,
+    unit: &mut S::Unit,
     claims: &[Claim],
     rehash: impl Fn(usize, HashRuleId) -> Option<Vec<PayloadHash>>,
     mut results: Option<&mut Results>,

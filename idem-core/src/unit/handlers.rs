@@ -87,7 +87,7 @@ impl HandlingError {
 /// results. `of_call` is the work that a call brought along, to run in place of a handler.
 pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    unit: &mut S::Unit<'_>,
+    unit: &mut S::Unit,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     of_call: Option<&dyn DynHandler<S>>,
@@ -116,7 +116,7 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
 async fn in_order<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
     handler: &dyn DynHandler<S>,
-    unit: &mut S::Unit<'_>,
+    unit: &mut S::Unit,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
 ) -> Result<AllHandedIn, HandlingError> {
@@ -131,7 +131,7 @@ async fn in_order<S: Store, J: Borrow<Item> + Sync>(
 }
 
 /// Whether the handler of the message at `index` left the transaction as it found it.
-fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingError> {
+fn checked<S: Store>(unit: &S::Unit, index: usize) -> Result<(), HandlingError> {
     unit.check().map_err(|error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown))
 }
 
@@ -141,7 +141,7 @@ fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingErr
 async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
     handler: &dyn DynHandler<S>,
-    unit: &S::Unit<'_>,
+    unit: &S::Unit,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     at_once: usize,
@@ -263,7 +263,7 @@ async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> 
 async fn together<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
     handler: &dyn DynBatchHandler<S>,
-    unit: &mut S::Unit<'_>,
+    unit: &mut S::Unit,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
 ) -> Result<AllHandedIn, HandlingError> {

@@ -31,12 +31,11 @@ pub(crate) async fn look_up<S: Store, J: Borrow<Item> + Sync>(
     lane_number: i32,
     items: &[J],
 ) -> (Option<S::Session>, Result<Vec<Option<Decision>>, StoreError>) {
-    let mut session = match session_or_open(engine, session).await {
+    let session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let found = look_up_on(engine, &mut session, lane_number, items).await;
-    (found.is_ok().then_some(session), found)
+    beside(look_up_on(engine, session, lane_number, items).await)
 }
 
 /// Whether the database can serve a unit: claims a key that no message has, and rolls back. Reading alone would accept
@@ -46,21 +45,32 @@ pub(crate) async fn probe<S: Store>(
     session: Option<S::Session>,
     lane_number: i32,
 ) -> (Option<S::Session>, Result<(), StoreError>) {
-    let mut session = match session_or_open(engine, session).await {
+    let session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let probed = probe_on(engine, &mut session, lane_number).await;
-    (probed.is_ok().then_some(session), probed)
+    beside(probe_on(engine, session, lane_number).await.map(|session| (session, ())))
 }
 
-async fn probe_on<S: Store>(engine: &Engine<S>, session: &mut S::Session, lane_number: i32) -> Result<(), StoreError> {
+/// The session beside the answer; none after an error, which has closed it.
+fn beside<S, T>(answered: Result<(Option<S>, T), StoreError>) -> (Option<S>, Result<T, StoreError>) {
+    match answered {
+        Ok((session, answer)) => (session, Ok(answer)),
+        Err(error) => (None, Err(error)),
+    }
+}
+
+async fn probe_on<S: Store>(
+    engine: &Engine<S>,
+    session: S::Session,
+    lane_number: i32,
+) -> Result<Option<S::Session>, StoreError> {
     let registered = engine.register(None).await?;
     // The probe's own, so that no two probes wait for each other.
     let key = IdempotencyKey::new(&format!("idem:probe:{}:{lane_number}", registered.run));
     let hash = engine.hashes.current.hash(&Message::new(""));
     let (Ok(key), Ok(hash), Some(hash_rule)) = (key, hash, registered.hash_rules.first().copied()) else {
-        return Ok(());
+        return Ok(Some(session));
     };
     let claim = Claim { scope: registered.scope, key, hash, hash_rule, retention: engine.settings.retention };
     let limit = engine.settings.answer_timeout;
@@ -99,21 +109,20 @@ pub(crate) async fn alone_with<S: Store, T>(
     item: &Item,
     then: impl Future<Output = T> + Send,
 ) -> (Option<S::Session>, Result<Alone<T>, StoreError>) {
-    let mut session = match session_or_open(engine, session).await {
+    let session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let done = alone_on(engine, &mut session, lane_number, item, then).await;
-    (done.is_ok().then_some(session), done)
+    beside(alone_on(engine, session, lane_number, item, then).await)
 }
 
 async fn alone_on<S: Store, T>(
     engine: &Engine<S>,
-    session: &mut S::Session,
+    session: S::Session,
     lane_number: i32,
     item: &Item,
     then: impl Future<Output = T> + Send,
-) -> Result<Alone<T>, StoreError> {
+) -> Result<(Option<S::Session>, Alone<T>), StoreError> {
     let registered = engine.register(None).await?;
     let limit = engine.settings.answer_timeout;
     let begin = engine.store.begin(session, options(&engine.settings, registered.run, lane_number).alone(true));
@@ -135,18 +144,19 @@ async fn alone_on<S: Store, T>(
     let decided =
         claimed.as_ref().is_none_or(|verdicts| !verdicts.iter().all(|verdict| matches!(verdict, Verdict::Fresh(_))));
     if decided || !engine.store.capabilities().waits_per_key {
-        answered(limit, "rolling back", unit.rollback()).await?;
-        return Ok(match claimed {
+        let session = answered(limit, "rolling back", unit.rollback()).await?;
+        let alone = match claimed {
             None => Alone::Held,
             Some(verdicts) => match verdicts.into_iter().find_map(decision) {
                 Some(decision) => Alone::Decided(decision),
                 None => Alone::Done(then.await),
             },
-        });
+        };
+        return Ok((session, alone));
     }
     let done = then.await;
-    answered(limit, "rolling back", unit.rollback()).await?;
-    Ok(Alone::Done(done))
+    let session = answered(limit, "rolling back", unit.rollback()).await?;
+    Ok((session, Alone::Done(done)))
 }
 
 /// The decision about a message whose key is recorded, with its result; `None` where it is not. The record is compared as after a
@@ -193,12 +203,12 @@ async fn find_on<S: Store>(
     claim: &Claim,
 ) -> Result<Option<Found>, StoreError> {
     let registered = engine.register(None).await?;
-    let mut own = session_or_open(engine, session.take()).await?;
+    let own = session_or_open(engine, session.take()).await?;
     let options = options(&engine.settings, registered.run, ASKS);
-    let looking = engine.store.look_up(&mut own, options, std::slice::from_ref(claim));
-    let found = answered(engine.settings.answer_timeout, "looking a key up", looking).await?;
+    let looking = engine.store.look_up(own, options, std::slice::from_ref(claim));
+    let (own, found) = answered(engine.settings.answer_timeout, "looking a key up", looking).await?;
     one_answer_each(found.len(), 1)?;
-    *session = Some(own);
+    *session = own;
     Ok(found.into_iter().next().flatten())
 }
 
@@ -213,16 +223,20 @@ pub(crate) async fn ask<S: Store>(
         let result = known(engine.seal.as_deref(), claim, &recorded, result);
         return Ok(KeyState::Done { recorded: Box::new(recorded), result });
     }
-    let mut own = session_or_open(engine, session.take()).await?;
-    let is_free = is_free(engine, &mut own, claim).await?;
-    *session = Some(own);
+    let own = session_or_open(engine, session.take()).await?;
+    let (own, is_free) = is_free(engine, own, claim).await?;
+    *session = own;
     // Where it was recorded since, the next call reads that.
     Ok(if is_free { KeyState::Unknown } else { KeyState::InProgress })
 }
 
 /// Whether a key could be claimed. A transaction that holds one shows nothing of it before its commit, but no other can claim
 /// it.
-async fn is_free<S: Store>(engine: &Engine<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
+async fn is_free<S: Store>(
+    engine: &Engine<S>,
+    session: S::Session,
+    claim: &Claim,
+) -> Result<(Option<S::Session>, bool), StoreError> {
     let registered = engine.register(None).await?;
     let limit = engine.settings.answer_timeout + engine.settings.busy_timeout;
     let asking = engine.store.is_free(session, options(&engine.settings, registered.run, ASKS).alone(true), claim);
@@ -234,10 +248,10 @@ const ASKS: i32 = -1;
 
 async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    session: &mut S::Session,
+    session: S::Session,
     lane_number: i32,
     items: &[J],
-) -> Result<Vec<Option<Decision>>, StoreError> {
+) -> Result<(Option<S::Session>, Vec<Option<Decision>>), StoreError> {
     let registered = engine.register(None).await?;
     let limit = engine.settings.answer_timeout;
     let begin = engine.store.begin(session, options(&engine.settings, registered.run, lane_number));
@@ -246,12 +260,12 @@ async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
     let claims: Vec<Claim> = positions.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let found = answered(limit, "looking keys up", unit.read(&claims)).await?;
     one_answer_each(found.len(), claims.len())?;
-    answered(limit, "rolling back", unit.rollback()).await?;
+    let session = answered(limit, "rolling back", unit.rollback()).await?;
     let mut decisions: Vec<Option<Decision>> = items.iter().map(|_| None).collect();
     for ((index, claim), recorded) in positions.into_iter().zip(&claims).zip(found) {
         let Some(recorded) = recorded else { continue };
         let verdict = outcome::compare(claim, recorded, |rule| engine.rehash(&items[index].borrow().message, rule));
         decisions[index] = decision(verdict);
     }
-    Ok(decisions)
+    Ok((session, decisions))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokio::time::Instant;
@@ -12,14 +12,15 @@ use tokio::time::Instant;
 pub(crate) struct OpenUnits(Mutex<BTreeMap<u64, Instant>>);
 
 /// A unit that is open for as long as this lives.
-pub(super) struct Open<'o>(&'o OpenUnits, u64);
+pub(super) struct Open(Arc<OpenUnits>, u64);
 
 impl OpenUnits {
-    pub(super) fn begin(&self) -> Open<'_> {
+    pub(super) fn begin(self: &Arc<Self>) -> Open {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = open.last_key_value().map_or(0, |(last, _)| last + 1);
         open.insert(number, Instant::now());
-        Open(self, number)
+        drop(open);
+        Open(Arc::clone(self), number)
     }
 
     /// Since when the oldest is open.
@@ -28,7 +29,7 @@ impl OpenUnits {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for Open {
     fn drop(&mut self) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
     }

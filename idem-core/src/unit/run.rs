@@ -32,6 +32,7 @@ use crate::{
         fold::{self, Fold},
         handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, unsealed},
         identify::Item,
+        open::Open,
         session::{NO_LANE, answered, inject, is_lost, options, session_or_open},
     },
 };
@@ -98,60 +99,86 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> (Option<S::Session>, End) {
     let was_idle = session.is_some() && lane_number == NO_LANE;
-    let mut session = match session_or_open(engine, session).await {
+    let session = match session_or_open(engine, session).await {
         Ok(session) => session,
         Err(error) => return (None, End::StoreFailed(error)),
     };
     let span = spans::unit(&engine.name, items.len());
     let mut claimed = false;
     let asked = answers.as_deref_mut();
-    let first = run_on(engine, &mut session, lane_number, items, &mut claimed, gate, asked);
+    let first = run_on(engine, session, lane_number, items, &mut claimed, gate, asked);
     let mut ended = first.instrument(span.clone()).await;
     // A session that was idle in a caller's own loop may have lost its server since, which its first statement shows. A
     // worker's lane probes the database in such a case; here the caller would see an outage that is over. One that does
     // not answer in time has no second chance: the caller would wait twice as long as was set.
     if was_idle && !claimed && matches!(&ended.1, End::StoreFailed(error) if is_lost(error)) {
-        session = match session_or_open(engine, None).await {
+        let session = match session_or_open(engine, None).await {
             Ok(session) => session,
             Err(error) => return (None, End::StoreFailed(error)),
         };
-        let second = run_on(engine, &mut session, lane_number, items, &mut claimed, None, answers);
+        let second = run_on(engine, session, lane_number, items, &mut claimed, None, answers);
         ended = second.instrument(span.clone()).await;
     }
-    let (clean, end) = ended;
+    let (session, end) = ended;
     span.record("idem.unit.end", end.as_str());
     engine.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
         engine.no_winner.store(0, Ordering::Relaxed);
     }
-    // A connection in an unknown state is closed, never used again (A15, A16).
-    (clean.then_some(session), end)
+    (session, end)
 }
 
+/// One unit, around its handlers. A connection in an unknown state is closed, never used again (A15, A16): it is dropped with its unit.
 async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    session: &mut S::Session,
+    session: S::Session,
     lane_number: i32,
     items: &[J],
     claimed_any: &mut bool,
     gate: Option<Gate<'_>>,
     mut answers: Option<&mut Answers<'_, S>>,
-) -> (bool, End) {
-    let registered = match engine.register(None).await {
-        Ok(registered) => registered,
-        Err(error) => return (false, End::StoreFailed(error)),
+) -> (Option<S::Session>, End) {
+    let asked = answers.as_deref_mut();
+    let mut opened = match open(engine, session, lane_number, items, claimed_any, gate, asked).await {
+        Ok(opened) => opened,
+        Err(ended) => return ended,
     };
+    let begun = Instant::now();
+    let handled = handle(engine, &mut opened, items, answers.as_deref()).await;
+    engine.metrics.handler_time.record(begun.elapsed());
+    close(engine, opened, items, handled, answers).await
+}
+
+/// A unit whose keys are claimed, and of which something is fresh.
+pub(crate) struct Opened<S: Store> {
+    unit: S::Unit,
+    /// The messages whose handlers are to run, each with its right to. They are gone when the handlers are.
+    fresh: Vec<(usize, Ticket)>,
+    /// Their places.
+    indexes: Vec<usize>,
+    fold: Fold,
+    ledger: Outcomes,
+    run: RunId,
+    _open: Open,
+}
+
+/// Begins a unit and claims its keys. An error is the unit's end, where nothing is to run.
+async fn open<S: Store, J: Borrow<Item> + Sync>(
+    engine: &Engine<S>,
+    session: S::Session,
+    lane_number: i32,
+    items: &[J],
+    claimed_any: &mut bool,
+    gate: Option<Gate<'_>>,
+    mut answers: Option<&mut Answers<'_, S>>,
+) -> Result<Opened<S>, (Option<S::Session>, End)> {
+    let run = engine.register(None).await.map_err(|error| (None, End::StoreFailed(error)))?.run;
     let limit = engine.settings.answer_timeout;
-    let begin =
-        engine.store.begin(session, options(&engine.settings, registered.run, lane_number).alone(items.len() == 1));
-    let mut unit = match answered(limit, "beginning a transaction", begin).await {
-        Ok(unit) => unit,
-        Err(error) => return (false, store_failed(error)),
-    };
-    let _open = engine.open.begin();
-    if let Err(injected) = failpoint!(BEGIN) {
-        return (false, store_failed(inject(injected)));
-    }
+    let begin = engine.store.begin(session, options(&engine.settings, run, lane_number).alone(items.len() == 1));
+    let begun = answered(limit, "beginning a transaction", begin).await;
+    let mut unit = begun.map_err(|error| (None, store_failed(error)))?;
+    let open = engine.open.begin();
+    failpoint!(BEGIN).map_err(|injected| (None, store_failed(inject(injected))))?;
     let fold = fold::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
@@ -163,47 +190,55 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     engine.metrics.claim_wait.record(begun.elapsed());
     let verdicts = match claimed {
         Ok(Ok(verdicts)) => verdicts,
-        Ok(Err(error)) => return claim_failed(engine, unit, error, items.len()).await,
-        Err(elapsed) => return (false, store_failed(StoreError::unavailable("claiming keys", elapsed))),
+        Ok(Err(error)) => return Err(claim_failed(engine, unit, error, items.len()).await),
+        Err(elapsed) => return Err((None, store_failed(StoreError::unavailable("claiming keys", elapsed)))),
     };
     *claimed_any = true;
-    if let Err(injected) = failpoint!(CLAIMED) {
-        return (false, store_failed(inject(injected)));
-    }
+    failpoint!(CLAIMED).map_err(|injected| (None, store_failed(inject(injected))))?;
     let mut ledger = Outcomes::new(items.len());
     let fresh = fresh(verdicts, &fold, &mut ledger);
     if let Some(answers) = answers.as_deref_mut()
         && let Err(error) = answers.read(engine, &mut unit, items, &ledger, of_messages(results, &fold)).await
     {
-        return (false, store_failed(error));
+        return Err((None, store_failed(error)));
     }
     if fresh.is_empty() {
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
-        let clean = rollback(engine, unit).await.is_ok();
-        return (clean, decide(engine, items, &fold, registered.run, ledger, answers));
+        let session = rollback(engine, unit).await.unwrap_or_default();
+        return Err((session, decide(engine, items, &fold, run, ledger, answers)));
     }
     if let Some(gate) = gate
         && !gate.await
     {
-        return (rollback(engine, unit).await.is_ok(), End::NotBegun);
+        return Err((rollback(engine, unit).await.unwrap_or_default(), End::NotBegun));
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
-    let ended = handle_and_commit(engine, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
+    Ok(Opened { unit, fresh, indexes, fold, ledger, run, _open: open })
+}
+
+/// Ends a unit by what its handlers have answered: appends their events and results, seals and commits, or rolls back.
+async fn close<S: Store, J: Borrow<Item> + Sync>(
+    engine: &Engine<S>,
+    opened: Opened<S>,
+    items: &[J],
+    handled: Result<AllHandedIn, HandlingError>,
+    mut answers: Option<&mut Answers<'_, S>>,
+) -> (Option<S::Session>, End) {
+    let Opened { unit, fresh: _, indexes, fold, mut ledger, run, _open } = opened;
+    let session = match commit_handled(engine, unit, items, handled, &indexes, answers.as_deref_mut()).await {
+        Ok(session) => session,
+        Err(ended) => return ended,
+    };
     #[cfg(idem_bugs)]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
-        ended.ok();
+        let Some(session) = session else { return (None, End::NotBegun) };
         return match crate::unit::planted::in_second_unit(engine, session, items, late, (answers, &fold)).await {
-            Ok(decisions) => (true, End::Decided(decisions)),
-            Err(error) => (false, End::Again(error)),
+            Ok((session, decisions)) => (session, End::Decided(decisions)),
+            Err(error) => (None, End::Again(error)),
         };
     }
-    match ended {
-        Ok(()) => {
-            indexes.iter().for_each(|index| ledger.committed(*index));
-            (true, decide(engine, items, &fold, registered.run, ledger, answers))
-        }
-        Err(ended) => ended,
-    }
+    indexes.iter().for_each(|index| ledger.committed(*index));
+    (session, decide(engine, items, &fold, run, ledger, answers))
 }
 
 /// Results by the places of their messages.
@@ -227,25 +262,22 @@ fn decide<S: Store, J: Borrow<Item>>(
     End::Decided(decisions)
 }
 
-/// Runs the handlers of fresh messages, appends their events and results, seals and commits. On an error the unit has ended so.
-async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
+/// Appends what the handlers handed in, seals and commits. On an error the unit has ended so.
+async fn commit_handled<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    mut unit: S::Unit<'_>,
+    mut unit: S::Unit,
     items: &[J],
-    fresh: Vec<(usize, Ticket)>,
+    handled: Result<AllHandedIn, HandlingError>,
     indexes: &[usize],
     mut answers: Option<&mut Answers<'_, S>>,
-) -> Result<(), (bool, End)> {
-    let begun = Instant::now();
-    let handled = handle(engine, &mut unit, items, fresh, answers.as_deref()).await;
-    engine.metrics.handler_time.record(begun.elapsed());
+) -> Result<Option<S::Session>, (Option<S::Session>, End)> {
     let mut handed_in = match handled {
         Ok(handed_in) => handed_in,
         Err(HandlingError::Final(outcome)) => return Err(refused(engine, unit, outcome, answers).await),
         Err(stopped) => return Err(stopped_early(engine, unit, stopped, indexes, items.len()).await),
     };
     let spoilt = answers.as_deref().and_then(|answers| Spoilt::of(answers, &mut handed_in));
-    failpoint!(HANDLER_DONE).map_err(|injected| (false, store_failed(inject(injected))))?;
+    failpoint!(HANDLER_DONE).map_err(|injected| (None, store_failed(inject(injected))))?;
     let publishes = !handed_in.is_empty();
     if let Some(answers) = answers.as_deref_mut() {
         answers.note(&handed_in);
@@ -257,36 +289,41 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
         return Err(match (stopped, spoilt) {
             (HandlingError::Unsealed(error), Some(spoilt)) => match spoilt.ends::<S>(engine, &error) {
                 Ok(outcome) => refused(engine, unit, outcome, answers).await,
-                Err(failure) => (rollback(engine, unit).await.is_ok(), End::Decided(vec![Decision::Failed(failure)])),
+                Err(failure) => {
+                    let session = rollback(engine, unit).await.unwrap_or_default();
+                    (session, End::Decided(vec![Decision::Failed(failure)]))
+                }
             },
             (stopped, _) => stopped_early(engine, unit, stopped, indexes, items.len()).await,
         });
     }
-    failpoint!(GUARD).map_err(|injected| (false, store_failed(inject(injected))))?;
-    match (commit(engine, unit).await, spoilt) {
+    failpoint!(GUARD).map_err(|injected| (None, store_failed(inject(injected))))?;
+    let (session, committed) = commit(engine, unit).await;
+    match (committed, spoilt) {
         (Ok(()), _) => {}
         (Err(CommitError::Unknown(error)), _) => {
-            return Err((false, End::Unknown { error, of: indexes.to_vec() }));
+            return Err((None, End::Unknown { error, of: indexes.to_vec() }));
         }
         (Err(CommitError::RolledBack(error @ StoreError::Unsealed { .. })), Some(spoilt)) => {
-            return Err(match (spoilt.ends::<S>(engine, &error), answers) {
+            let end = match (spoilt.ends::<S>(engine, &error), answers) {
                 (Ok(outcome), Some(answers)) => {
                     answers.refused = Some(outcome);
                     // The store has ended the transaction.
-                    (true, End::Refused)
+                    End::Refused
                 }
-                (Ok(_), None) => (false, End::NotBegun),
-                (Err(failure), _) => (true, End::Decided(vec![Decision::Failed(failure)])),
-            });
+                (Ok(_), None) => End::NotBegun,
+                (Err(failure), _) => End::Decided(vec![Decision::Failed(failure)]),
+            };
+            return Err((session, end));
         }
         (Err(CommitError::RolledBack(error)), _) => {
-            return Err((false, commit_refused::<S>(error, indexes, items.len())));
+            return Err((None, commit_refused::<S>(error, indexes, items.len())));
         }
     }
     if publishes {
         engine.published.notify_one();
     }
-    Ok(())
+    Ok(session)
 }
 
 /// The end of a call whose work has spoilt its transaction: a statement failed, and the work went on.
@@ -329,28 +366,28 @@ impl Spoilt {
 /// of a lost one is not final.
 async fn refused<S: Store>(
     engine: &Engine<S>,
-    unit: S::Unit<'_>,
+    unit: S::Unit,
     outcome: ResultBody,
     answers: Option<&mut Answers<'_, S>>,
-) -> (bool, End) {
+) -> (Option<S::Session>, End) {
     match (rollback(engine, unit).await, answers) {
-        (Err(error), _) => (false, lost(error)),
-        (Ok(()), Some(answers)) => {
+        (Err(error), _) => (None, lost(error)),
+        (Ok(session), Some(answers)) => {
             answers.refused = Some(outcome);
-            (true, End::Refused)
+            (session, End::Refused)
         }
-        (Ok(()), None) => (true, End::NotBegun),
+        (Ok(session), None) => (session, End::NotBegun),
     }
 }
 
 /// Runs the handlers. Of a call that was refused before nothing runs, and its outcome takes the place of its result.
 async fn handle<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    unit: &mut S::Unit<'_>,
+    opened: &mut Opened<S>,
     items: &[J],
-    fresh: Vec<(usize, Ticket)>,
     answers: Option<&Answers<'_, S>>,
 ) -> Result<AllHandedIn, HandlingError> {
+    let (unit, fresh) = (&mut opened.unit, std::mem::take(&mut opened.fresh));
     let index = fresh.first().map_or(0, |(index, _)| *index);
     if let Some(outcome) = answers.and_then(|answers| answers.refused.clone()) {
         return Ok(vec![(index, HandedIn::of_error(outcome))]);
@@ -426,15 +463,15 @@ fn fresh(verdicts: Vec<Verdict>, fold: &Fold, ledger: &mut Outcomes) -> Vec<(usi
 /// Ends a unit whose handlers did not all succeed.
 async fn stopped_early<S: Store>(
     engine: &Engine<S>,
-    unit: S::Unit<'_>,
+    unit: S::Unit,
     stopped: HandlingError,
     fresh: &[usize],
     items: usize,
-) -> (bool, End) {
+) -> (Option<S::Session>, End) {
     let (failed, keep) = match stopped {
-        HandlingError::Store(error) => return (false, store_failed(error)),
+        HandlingError::Store(error) => return (None, store_failed(error)),
         // Calls alone have one, and it ends their unit otherwise.
-        HandlingError::Final(_) => return (rollback(engine, unit).await.is_ok(), End::NotBegun),
+        HandlingError::Final(_) => return (rollback(engine, unit).await.unwrap_or_default(), End::NotBegun),
         HandlingError::Unsealed(error) => {
             let failure = unsealed::<S>(&error);
             (fresh.iter().map(|index| (*index, failure.clone_text())).collect(), false)
@@ -442,17 +479,18 @@ async fn stopped_early<S: Store>(
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server ends it over another connection.
             let _ = tokio::time::timeout(engine.settings.answer_timeout, unit.abandon()).await;
-            return (false, alone_or_isolated(failed, items));
+            return (None, alone_or_isolated(failed, items));
         }
         HandlingError::Handlers { failed, left } => (failed, left == TransactionState::Clean),
     };
     // Rolling back probes the connection: if it is broken, that is the failure, whatever the handler answered.
     match rollback(engine, unit).await {
-        Err(error) => (false, lost(error)),
-        Ok(()) if failed.iter().any(|(_, failure)| failure.class == ErrorClass::RunUnitAgain) => {
-            (keep, End::Again(in_the_way(failed)))
+        Err(error) => (None, lost(error)),
+        Ok(session) => {
+            let is_contended = failed.iter().any(|(_, failure)| failure.class == ErrorClass::RunUnitAgain);
+            let end = if is_contended { End::Again(in_the_way(failed)) } else { alone_or_isolated(failed, items) };
+            (session.filter(|_| keep), end)
         }
-        Ok(()) => (keep, alone_or_isolated(failed, items)),
     }
 }
 
@@ -471,8 +509,13 @@ fn alone_or_isolated(failed: Vec<(usize, Failure)>, items: usize) -> End {
     }
 }
 
-async fn claim_failed<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>, error: ClaimError, items: usize) -> (bool, End) {
-    let clean = rollback(engine, unit).await.is_ok();
+async fn claim_failed<S: Store>(
+    engine: &Engine<S>,
+    unit: S::Unit,
+    error: ClaimError,
+    items: usize,
+) -> (Option<S::Session>, End) {
+    let session = rollback(engine, unit).await.unwrap_or_default();
     let end = match error {
         ClaimError::Held if items == 1 => End::Decided(vec![Decision::Busy]),
         ClaimError::Held => End::Held,
@@ -481,7 +524,7 @@ async fn claim_failed<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>, error: Cl
             let problem = error.to_string();
             if in_a_row >= NO_WINNER_MAX {
                 let cure = "Remove it, then restart the worker".to_owned();
-                return (clean, End::StoreFailed(StoreError::Refused { problem, cure }));
+                return (session, End::StoreFailed(StoreError::Refused { problem, cure }));
             }
             End::NoWinner(StoreError::Failed {
                 doing: "claiming keys",
@@ -489,9 +532,11 @@ async fn claim_failed<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>, error: Cl
                 source: problem.into(),
             })
         }
-        ClaimError::Store(error) => return (clean && error.class() != ErrorClass::Infrastructure, store_failed(error)),
+        ClaimError::Store(error) => {
+            return (session.filter(|_| error.class() != ErrorClass::Infrastructure), store_failed(error));
+        }
     };
-    (clean, end)
+    (session, end)
 }
 
 fn store_failed(error: StoreError) -> End {
@@ -503,22 +548,25 @@ fn lost(error: StoreError) -> End {
     if error.class() == ErrorClass::Infrastructure { End::Lost(error) } else { store_failed(error) }
 }
 
-async fn rollback<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>) -> Result<(), StoreError> {
+async fn rollback<S: Store>(engine: &Engine<S>, unit: S::Unit) -> Result<Option<S::Session>, StoreError> {
     failpoint!(ROLLBACK).map_err(inject)?;
     answered(engine.settings.answer_timeout, "rolling back", unit.rollback()).await
 }
 
 /// Commits. A client's limit is the only one that holds here: PostgreSQL's own time-outs do not apply to a COMMIT that
 /// waits for a standby, and a dropped COMMIT is merely unknown.
-async fn commit<S: Store>(engine: &Engine<S>, unit: S::Unit<'_>) -> Result<(), CommitError> {
+async fn commit<S: Store>(engine: &Engine<S>, unit: S::Unit) -> (Option<S::Session>, Result<(), CommitError>) {
     let begun = Instant::now();
     let committed = tokio::time::timeout(engine.settings.commit_timeout, unit.commit()).await;
     engine.metrics.commit_time.record(begun.elapsed());
     match committed {
-        Ok(Err(CommitError::Unknown(_))) | Err(_) if bugs::planted(Bug::UnknownIsCommitted) => Ok(()),
-        Ok(Ok(())) => failpoint!(COMMIT_OK).map_err(|injected| CommitError::Unknown(Box::new(injected))),
-        Ok(Err(error)) => Err(error),
-        Err(elapsed) => Err(CommitError::Unknown(Box::new(elapsed))),
+        Ok((session, Err(CommitError::Unknown(_)))) if bugs::planted(Bug::UnknownIsCommitted) => (session, Ok(())),
+        Err(_) if bugs::planted(Bug::UnknownIsCommitted) => (None, Ok(())),
+        Ok((session, Ok(()))) => {
+            (session, failpoint!(COMMIT_OK).map_err(|injected| CommitError::Unknown(Box::new(injected))))
+        }
+        Ok(ended) => ended,
+        Err(elapsed) => (None, Err(CommitError::Unknown(Box::new(elapsed)))),
     }
 }
 

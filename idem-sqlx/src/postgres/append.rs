@@ -43,7 +43,7 @@ fn new_results<'q>(query: Statement<'q>, results: ResultColumns<'_>) -> Statemen
     query.bind(results.kept_for).bind(results.references)
 }
 
-impl Appending for PostgresUnit<'_> {
+impl Appending for PostgresUnit {
     /// They are written before the seal, as new ones and without an answer a row, unless one that was known was met lately.
     fn keep_events(&mut self, events: &[NewEvent]) -> bool {
         let keeps = !self.driver.known_events.were_met();
@@ -69,7 +69,7 @@ impl Appending for PostgresUnit<'_> {
     }
 }
 
-impl PostgresUnit<'_> {
+impl PostgresUnit {
     pub(super) async fn kept_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         let (scopes, key_ids) = claimed_ids(claims);
         let query = self.query(&self.sql().read_results).bind(&scopes).bind(&key_ids);
@@ -123,7 +123,7 @@ impl PostgresUnit<'_> {
     async fn explain(&self, source: sqlx::Error) -> StoreError {
         // A right that this login lacks is not a handler's fault.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
-        let may_append = is_denied && may_append(self.driver).await;
+        let may_append = is_denied && may_append(&self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
         error::appending(source, AppendLimits { lock, statement, may_append })
     }

@@ -109,16 +109,8 @@ impl PostgresStore {
         Self { bookkeeping: SqlBookkeeping::new(Driver::new(options)) }
     }
 
-    fn driver(&self) -> &Driver {
+    fn driver(&self) -> &Arc<Driver> {
         self.bookkeeping.driver()
-    }
-
-    /// Opens another connection in place of one that cannot be used again.
-    async fn renew(&self, session: &mut PostgresSession) -> Result<(), StoreError> {
-        if session.is_spent {
-            *session = self.driver().open_session().await?;
-        }
-        Ok(())
     }
 }
 
@@ -126,7 +118,7 @@ impl Store for PostgresStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
     type Session = PostgresSession;
     type Connection<'t> = &'t mut PgConnection;
-    type Unit<'l> = PostgresUnit<'l>;
+    type Unit = PostgresUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server().outbox(true).results(true)
@@ -152,47 +144,40 @@ impl Store for PostgresStore {
         self.driver().close_session(session).await;
     }
 
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
-        options: UnitOptions,
-    ) -> Result<PostgresUnit<'l>, StoreError> {
-        self.renew(session).await?;
+    async fn begin(&self, mut session: PostgresSession, options: UnitOptions) -> Result<PostgresUnit, StoreError> {
         let begin = session.limits.begin(UnitLimits::of(options), session.shared_durability);
         session.begin(&begin).await.map_err(error::beginning)?;
-        Ok(PostgresUnit::new(self.driver(), session, options))
+        Ok(PostgresUnit::new(Arc::clone(self.driver()), session, options))
     }
 
-    async fn look_up<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
+    async fn look_up(
+        &self,
+        mut session: PostgresSession,
         options: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
+        claims: &[Claim],
+    ) -> Result<(Option<PostgresSession>, Vec<Option<Found>>), StoreError> {
         if self.driver().is_named() {
-            self.renew(session).await?;
-            return append::found(self.driver(), &mut session.connection, claims).await;
+            let found = append::found(self.driver(), &mut session.connection, claims).await?;
+            return Ok((Some(session), found));
         }
         // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a transaction
         // holds it.
         let mut unit = self.begin(session, options).await?;
         let found = unit.look_up(claims).await?;
-        unit.rollback().await?;
-        Ok(found)
+        Ok((unit.rollback().await?, found))
     }
 
-    async fn is_free<'l>(
-        &'l self,
-        session: &'l mut PostgresSession,
+    async fn is_free(
+        &self,
+        mut session: PostgresSession,
         options: UnitOptions,
-        claim: &'l Claim,
-    ) -> Result<bool, StoreError> {
-        self.renew(session).await?;
+        claim: &Claim,
+    ) -> Result<(Option<PostgresSession>, bool), StoreError> {
         let key_id = key_id(claim.key.as_str());
         let text = self.driver().statements.question(UnitLimits::of(options), &[claim.scope.0], key_id);
         let asked = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut session.connection).await;
         let error = match asked {
-            Ok(inserted) => return Ok(inserted.rows_affected() == 1),
+            Ok(inserted) => return Ok((Some(session), inserted.rows_affected() == 1)),
             Err(source) => error::claiming(source),
         };
         // In a conflict with another transaction the key was that one's.
@@ -202,7 +187,7 @@ impl Store for PostgresStore {
             return Err(error);
         }
         session.begin("ROLLBACK").await.map_err(|source| error::store("rolling back", source))?;
-        Ok(false)
+        Ok((Some(session), false))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {

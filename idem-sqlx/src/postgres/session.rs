@@ -26,8 +26,6 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
-    /// Whether the connection's state is unknown. The next unit then opens another.
-    pub(super) is_spent: bool,
     /// Whether the connection was handed over, and made read only by default here.
     is_fenced_here: bool,
 }
@@ -68,7 +66,6 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
-            is_spent: false,
             is_fenced_here: false,
         }
     }

@@ -40,9 +40,9 @@ fn literal(statement: &str, first: &str, second: &str) -> String {
 const NESTED_MAX: usize = 64;
 
 /// A unit of work: one open transaction on a [`PostgresSession`].
-pub struct PostgresUnit<'l> {
-    pub(super) driver: &'l Driver,
-    pub(super) session: &'l mut PostgresSession,
+pub struct PostgresUnit {
+    pub(super) driver: Arc<Driver>,
+    pub(super) session: PostgresSession,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
@@ -58,14 +58,14 @@ pub struct PostgresUnit<'l> {
     limits_are_back: bool,
 }
 
-impl fmt::Debug for PostgresUnit<'_> {
+impl fmt::Debug for PostgresUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresUnit").field("xid", &self.xid).finish_non_exhaustive()
     }
 }
 
-impl<'l> PostgresUnit<'l> {
-    pub(super) fn new(driver: &'l Driver, session: &'l mut PostgresSession, options: UnitOptions) -> Self {
+impl PostgresUnit {
+    pub(super) fn new(driver: Arc<Driver>, session: PostgresSession, options: UnitOptions) -> Self {
         let backend_pid = session.backend.map(|(pid, _)| pid);
         Self {
             driver,
@@ -80,7 +80,7 @@ impl<'l> PostgresUnit<'l> {
         }
     }
 
-    pub(super) fn sql(&self) -> &'l PostgresStatements {
+    pub(super) fn sql(&self) -> &PostgresStatements {
         &self.driver.statements
     }
 
@@ -155,8 +155,8 @@ impl<'l> PostgresUnit<'l> {
         }
     }
 
-    /// Rolls back whatever is open.
-    async fn roll_back(&mut self) -> Result<(), StoreError> {
+    /// Rolls back whatever is open. Answers whether the connection can be used again.
+    async fn roll_back(&mut self) -> Result<bool, StoreError> {
         let doing = "rolling back";
         for _ in 0..NESTED_MAX {
             if self.depth() <= 1 {
@@ -169,12 +169,12 @@ impl<'l> PostgresUnit<'l> {
                 Err(source) => return Err(error::store(doing, source)),
             }
         }
-        // sqlx's count of a handler's own transactions is forgotten with the connection, which the next unit replaces.
-        self.session.is_spent = self.depth() != 1;
+        // sqlx's count of a handler's own transactions is forgotten with the connection.
+        let is_spent = self.depth() != 1;
         let rollback = sqlx::raw_sql("ROLLBACK").execute(&mut self.session.connection).await;
         rollback.map_err(|source| error::store(doing, source))?;
-        if self.session.is_spent {
-            return Ok(());
+        if is_spent {
+            return Ok(false);
         }
         if self.xid.is_some() && self.session.connection.cached_statements_size() > 0 {
             // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
@@ -182,7 +182,7 @@ impl<'l> PostgresUnit<'l> {
             let clear = self.session.connection.clear_cached_statements().await;
             clear.map_err(|source| error::store(doing, source))?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
@@ -223,7 +223,7 @@ impl<'l> PostgresUnit<'l> {
     }
 }
 
-impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
+impl UnitOfWork<PostgresStore> for PostgresUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
@@ -268,28 +268,30 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     }
 
     async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
-        append::found(self.driver, &mut self.session.connection, claims).await
+        append::found(&self.driver, &mut self.session.connection, claims).await
     }
 
-    async fn commit(mut self) -> Result<(), CommitError> {
+    async fn commit(mut self) -> (Option<PostgresSession>, Result<(), CommitError>) {
         let committed = match self.check() {
             // Nothing is asked of the connection afterwards: its own count of transactions says nothing about the server, and the
             // seal has refused everything that this COMMIT must not commit.
             Ok(()) => self.send_commit().await,
             Err(error) => Err(CommitError::RolledBack(error)),
         };
-        if let Err(CommitError::RolledBack(StoreError::Unsealed { .. })) = &committed {
-            self.session.is_spent |= self.roll_back().await.is_err();
-        }
-        committed
+        let is_sound = match &committed {
+            Ok(()) => true,
+            Err(CommitError::RolledBack(StoreError::Unsealed { .. })) => self.roll_back().await.unwrap_or(false),
+            Err(_) => false,
+        };
+        (is_sound.then_some(self.session), committed)
     }
 
-    async fn rollback(mut self) -> Result<(), StoreError> {
-        self.roll_back().await
+    async fn rollback(mut self) -> Result<Option<PostgresSession>, StoreError> {
+        let is_sound = self.roll_back().await?;
+        Ok(is_sound.then_some(self.session))
     }
 
     async fn abandon(self) {
-        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         let own = self.session.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);

@@ -65,13 +65,13 @@ pub(super) fn known_events<'q>(statements: &Statements, events: &EventColumns<'_
     statement.bind(json!(rows).to_string()).bind(ids)
 }
 
-impl Appending for SqliteUnit<'_> {
+impl Appending for SqliteUnit {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.append(new_events(&self.store.statements, events)).await
+        self.append(new_events(&self.driver.unit_statements, events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.append(known_events(&self.store.statements, events)).await
+        self.append(known_events(&self.driver.unit_statements, events)).await
     }
 
     async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
@@ -93,29 +93,30 @@ impl Appending for SqliteUnit<'_> {
             ]))
         };
         let rows: Vec<Value> = (0..results.kinds.len()).map_while(row).collect();
-        let statement = sqlx::query(self.store.statements.append_results());
+        let statement = sqlx::query(self.driver.unit_statements.append_results());
         self.append(statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())).await.map(|_| ())
     }
 }
 
-impl SqliteUnit<'_> {
+impl SqliteUnit {
     pub(super) async fn kept_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         let ids: Vec<u8> = claims.iter().flat_map(|claim| *key_id(claim.key.as_str()).as_bytes()).collect();
         let scopes: Vec<i32> = claims.iter().map(|claim| claim.scope.0).collect();
-        let statement = sqlx::query(self.store.statements.read_results()).bind(json!(scopes).to_string()).bind(ids);
-        let rows = statement.fetch_all(&mut *self.connection).await;
+        let statement =
+            sqlx::query(self.driver.unit_statements.read_results()).bind(json!(scopes).to_string()).bind(ids);
+        let rows = statement.fetch_all(self.connection()).await;
         let rows = rows.map_err(|source| error::of_unit("reading results", source))?;
         let rows = driver::decode(&rows).map_err(|source| idem_sql::unreadable(boxed(source)))?;
         results_in_claim_order(claims, &rows)
     }
 
     async fn append(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
-        if !self.guard.is_open() {
+        if !self.session.guard.is_open() {
             // A write would now be committed at once, and without a record.
             let problem = "a handler, or an error of SQLite, has ended the transaction".to_owned();
             return Err(StoreError::Unsealed { problem, source: None });
         }
-        let rows = statement.fetch_all(&mut *self.connection).await.map_err(|source| error::of_unit(DOING, source))?;
+        let rows = statement.fetch_all(self.connection()).await.map_err(|source| error::of_unit(DOING, source))?;
         driver::decode(&rows).map_err(|source| idem_sql::unreadable(boxed(source)))
     }
 }

@@ -14,13 +14,14 @@ use sqlx::{
     sqlite::{Sqlite as Db, SqliteArguments, SqliteRow},
 };
 
-use super::{Synchronous, clock, connections::Connections, options::SqliteOptions};
+use super::{Synchronous, clock, connections::Connections, options::SqliteOptions, statements::Statements};
 
 /// A file of SQLite's: the settings, and the connections that are used outside of units of work.
 pub struct Driver {
     pub(super) options: SqliteOptions,
     pub(super) connections: Connections,
     statements: BookkeepingStatements,
+    pub(super) unit_statements: Statements,
 }
 
 impl fmt::Debug for Driver {
@@ -32,7 +33,8 @@ impl fmt::Debug for Driver {
 impl Driver {
     pub(super) fn new(options: SqliteOptions) -> Self {
         let (statements, connections) = (BookkeepingStatements::sqlite(&options.schema), Connections::new(&options));
-        Self { options, connections, statements }
+        let unit_statements = Statements::new(&options.schema);
+        Self { options, connections, statements, unit_statements }
     }
 }
 

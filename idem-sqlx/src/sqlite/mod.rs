@@ -30,7 +30,7 @@ use sqlx::{Connection as _, SqliteConnection};
 
 #[cfg(feature = "failpoints")]
 pub use self::scratch::SqliteScratch;
-use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
+use self::{cleanup::SqliteCleaner, driver::Driver};
 pub use self::{
     options::{SqliteOptions, Synchronous},
     outbox::SqliteOutbox,
@@ -89,7 +89,6 @@ pub use self::{
 /// - Expiry is by this process's clock, and there are no roles: every process that can open the file can change it.
 pub struct SqliteStore {
     bookkeeping: SqlBookkeeping<Driver>,
-    statements: Statements,
 }
 
 impl fmt::Debug for SqliteStore {
@@ -122,13 +121,12 @@ impl SqliteStore {
     pub async fn connect(options: SqliteOptions) -> Result<Self, StoreError> {
         options.check()?;
         options.check_place()?;
-        let statements = Statements::new(&options.schema);
         if options.create_if_missing {
             create_private(&options.path);
         }
         let driver = Driver::new(options);
         driver.connections.use_wal().await?;
-        Ok(Self { bookkeeping: SqlBookkeeping::new(driver), statements })
+        Ok(Self { bookkeeping: SqlBookkeeping::new(driver) })
     }
 
     /// The settings.
@@ -137,7 +135,7 @@ impl SqliteStore {
         &self.driver().options
     }
 
-    fn driver(&self) -> &Driver {
+    fn driver(&self) -> &Arc<Driver> {
         self.bookkeeping.driver()
     }
 }
@@ -146,7 +144,7 @@ impl Store for SqliteStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
     type Session = SqliteSession;
     type Connection<'t> = &'t mut SqliteConnection;
-    type Unit<'l> = SqliteUnit<'l>;
+    type Unit = SqliteUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::embedded().outbox(true).results(true)
@@ -168,35 +166,26 @@ impl Store for SqliteStore {
         self.open_session().await
     }
 
-    async fn close(&self, mut session: Self::Session) {
-        if let Some(connection) = session.connection.take() {
-            // Nothing is open on it, so a failure to close in good order loses nothing.
-            let _ = connection.close().await;
-        }
+    async fn close(&self, session: Self::Session) {
+        // Nothing is open on it, so a failure to close in good order loses nothing.
+        let _ = session.connection.close().await;
     }
 
     /// Takes the write lock of the file where it is free. Where it is not, the claim waits for it, at most
     /// [`UnitOptions::busy_timeout`], and then answers [`ClaimError::Held`](idem_core::store::ClaimError::Held).
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut Self::Session,
-        options: UnitOptions,
-    ) -> Result<Self::Unit<'l>, StoreError> {
-        SqliteUnit::begin(self, session, options).await
+    async fn begin(&self, session: Self::Session, options: UnitOptions) -> Result<Self::Unit, StoreError> {
+        SqliteUnit::begin(Arc::clone(self.driver()), session, options).await
     }
 
     /// Takes no lock: it reads beside a writer.
-    async fn look_up<'l>(
-        &'l self,
-        session: &'l mut Self::Session,
+    async fn look_up(
+        &self,
+        mut session: Self::Session,
         _: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
-        if session.broken || session.connection.is_none() {
-            *session = self.open_session().await?;
-        }
-        let lost = || error::of_unit("looking keys up", sqlx::Error::WorkerCrashed);
-        claim::look_up(session.connection.as_mut().ok_or_else(lost)?, &self.statements, claims).await
+        claims: &[Claim],
+    ) -> Result<(Option<Self::Session>, Vec<Option<Found>>), StoreError> {
+        let found = claim::look_up(&mut session.connection, &self.driver().unit_statements, claims).await?;
+        Ok((Some(session), found))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a> {

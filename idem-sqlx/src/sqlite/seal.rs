@@ -3,9 +3,12 @@
 //! A handler's raw `COMMIT` in mid-batch would otherwise commit the claims of messages that never ran, and each of their
 //! redeliveries would pass for a duplicate (A12). SQLite turns a refused commit into a rollback.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU8, Ordering},
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
 };
 
 use sqlx::SqliteConnection;
@@ -31,16 +34,35 @@ pub(super) struct Guard {
     stop: AtomicBool,
 }
 
-impl Guard {
+/// The guard of a session, which interrupts with its end what still runs: a dropped connection closes once its thread is done with the
+/// statement in hand, which may take long.
+#[derive(Debug)]
+pub(super) struct OwnGuard(Arc<Guard>);
+
+impl Deref for OwnGuard {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.0
+    }
+}
+
+impl Drop for OwnGuard {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl OwnGuard {
     /// Has SQLite ask this guard from now on. A hook that the connection had is replaced.
-    pub(super) async fn attach(connection: &mut SqliteConnection) -> Result<Arc<Self>, sqlx::Error> {
-        let guard = Arc::new(Self::default());
+    pub(super) async fn attach(connection: &mut SqliteConnection) -> Result<Self, sqlx::Error> {
+        let guard = Arc::new(Guard::default());
         let mut handle = connection.lock_handle().await?;
         let (commit, rollback, progress) = (Arc::clone(&guard), Arc::clone(&guard), Arc::clone(&guard));
         handle.set_commit_hook(move || commit.may_commit());
         handle.set_rollback_hook(move || rollback.rolled_back());
         handle.set_progress_handler(STEPS_BETWEEN_LOOKS, move || !progress.stop.load(Ordering::Relaxed));
-        Ok(guard)
+        Ok(Self(guard))
     }
 
     /// Takes the hooks off again.
@@ -51,7 +73,9 @@ impl Guard {
         handle.remove_progress_handler();
         Ok(())
     }
+}
 
+impl Guard {
     /// A unit begins: from here on no commit passes.
     pub(super) fn begin(&self) {
         self.state.store(OPEN, Ordering::SeqCst);

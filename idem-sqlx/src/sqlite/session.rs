@@ -1,58 +1,44 @@
 //! A session: one connection that is owned, guarded and never shared.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use idem_core::{StoreError, store::boxed};
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 
-use super::{SqliteStore, error, seal::Guard};
+use super::{SqliteStore, error, seal::OwnGuard};
 
 /// A connection on which units of work run. Dropping it interrupts what runs on it and closes it.
 ///
 /// Its commit and rollback hooks and its progress handler belong to idem: a handler must not replace them. Nor may it
 /// `ATTACH` another database and write there: in WAL mode SQLite commits each file by itself.
 pub struct SqliteSession {
-    /// `None` only after [`SqliteSession::into_connection`] or a close.
-    pub(super) connection: Option<SqliteConnection>,
-    pub(super) guard: Arc<Guard>,
+    /// Before the connection: what runs is interrupted before it is closed.
+    pub(super) guard: OwnGuard,
+    pub(super) connection: SqliteConnection,
     /// The busy timeout in force, in milliseconds.
     pub(super) busy: Option<u64>,
-    /// The connection's state is unknown: open another one instead.
-    pub(super) broken: bool,
 }
 
 impl fmt::Debug for SqliteSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteSession")
-            .field("guard", &self.guard)
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
+        f.debug_struct("SqliteSession").field("guard", &self.guard).finish_non_exhaustive()
     }
 }
 
 impl SqliteSession {
     async fn new(mut connection: SqliteConnection) -> Result<Self, sqlx::Error> {
-        let guard = Guard::attach(&mut connection).await?;
-        Ok(Self { connection: Some(connection), guard, busy: None, broken: false })
+        let guard = OwnGuard::attach(&mut connection).await?;
+        Ok(Self { guard, connection, busy: None })
     }
 
-    /// The connection, with idem's hooks taken off; `None` where a unit left it in an unknown state.
+    /// The connection, with idem's hooks taken off; `None` where that fails.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call closes the connection.
-    pub async fn into_connection(mut self) -> Option<SqliteConnection> {
-        let mut connection = self.connection.take().filter(|_| !self.broken)?;
-        Guard::detach(&mut connection).await.ok()?;
+    pub async fn into_connection(self) -> Option<SqliteConnection> {
+        let Self { guard: _guard, mut connection, .. } = self;
+        OwnGuard::detach(&mut connection).await.ok()?;
         Some(connection)
-    }
-}
-
-impl Drop for SqliteSession {
-    fn drop(&mut self) {
-        // A dropped connection closes once its thread is done with the statement in hand, which may take long.
-        if self.connection.is_some() {
-            self.guard.stop();
-        }
     }
 }
 

@@ -19,19 +19,16 @@ use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-use super::{SqliteStore, claim, clock, codes, error, seal::Guard, session::SqliteSession};
+use super::{SqliteStore, claim, clock, codes, driver::Driver, error, session::SqliteSession};
 
 /// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint in the unit's
 /// transaction.
 type Manager = <sqlx::Sqlite as Database>::TransactionManager;
 
-/// A running transaction on a [`SqliteSession`]. Dropping it rolls it back.
-pub struct SqliteUnit<'l> {
-    pub(super) store: &'l SqliteStore,
-    pub(super) connection: &'l mut SqliteConnection,
-    pub(super) guard: Arc<Guard>,
-    broken: &'l mut bool,
-    busy: &'l mut Option<u64>,
+/// A running transaction on a [`SqliteSession`]. Dropping it interrupts what runs and closes the connection, which rolls back.
+pub struct SqliteUnit {
+    pub(super) driver: Arc<Driver>,
+    pub(super) session: SqliteSession,
     options: UnitOptions,
     /// This process's turn to write; given up with the unit.
     turn: Option<OwnedSemaphorePermit>,
@@ -39,48 +36,35 @@ pub struct SqliteUnit<'l> {
     processed_at: Option<i64>,
     /// The write lock was not free, and the transaction began as a reader.
     reader: bool,
-    over: bool,
 }
 
-impl fmt::Debug for SqliteUnit<'_> {
+impl fmt::Debug for SqliteUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteUnit").field("reader", &self.reader).field("guard", &self.guard).finish_non_exhaustive()
+        f.debug_struct("SqliteUnit")
+            .field("reader", &self.reader)
+            .field("session", &self.session)
+            .finish_non_exhaustive()
     }
 }
 
-impl<'l> SqliteUnit<'l> {
+impl SqliteUnit {
     /// Begins with the write lock where it is free, which is nearly always. Otherwise as a reader: the claim waits for the
     /// lock, because the engine gives a claim the time for it.
     pub(super) async fn begin(
-        store: &'l SqliteStore,
-        session: &'l mut SqliteSession,
+        driver: Arc<Driver>,
+        session: SqliteSession,
         options: UnitOptions,
     ) -> Result<Self, StoreError> {
         let failed = |error| error::of_unit("beginning a transaction", error);
-        if session.broken || session.connection.is_none() {
-            *session = store.open_session().await?;
-        }
-        let SqliteSession { connection, guard, broken, busy } = session;
-        let Some(connection) = connection.as_mut() else { return Err(failed(sqlx::Error::WorkerCrashed)) };
-        let mut unit = Self {
-            store,
-            connection,
-            guard: Arc::clone(guard),
-            broken,
-            busy,
-            options,
-            turn: store.driver().connections.turn_at_once(),
-            processed_at: None,
-            reader: false,
-            over: false,
-        };
-        unit.guard.begin();
+        let turn = driver.connections.turn_at_once();
+        let mut unit = Self { driver, session, options, turn, processed_at: None, reader: false };
+        unit.session.guard.begin();
         if unit.turn.is_none() || !unit.take_write_lock(Duration::ZERO).await.map_err(failed)? {
             unit.turn = None;
             unit.reader = true;
             // A handler without a key runs on this transaction too. If it writes, it waits for the lock by itself.
             unit.set_busy(options.busy_timeout).await.map_err(failed)?;
-            Manager::begin(unit.connection, None).await.map_err(failed)?;
+            Manager::begin(unit.connection(), None).await.map_err(failed)?;
         }
         Ok(unit)
     }
@@ -88,7 +72,7 @@ impl<'l> SqliteUnit<'l> {
     /// Begins with the write lock; `false` where another connection kept it for the whole wait.
     async fn take_write_lock(&mut self, wait: Duration) -> Result<bool, sqlx::Error> {
         self.set_busy(wait).await?;
-        match Manager::begin(self.connection, Some("BEGIN IMMEDIATE".into_sql_str())).await {
+        match Manager::begin(self.connection(), Some("BEGIN IMMEDIATE".into_sql_str())).await {
             Ok(()) => Ok(true),
             Err(error) if error::is_busy(&error) => Ok(false),
             Err(error) => Err(error),
@@ -99,11 +83,11 @@ impl<'l> SqliteUnit<'l> {
     /// and touches nothing once the lock is held.
     async fn set_busy(&mut self, wait: Duration) -> Result<(), sqlx::Error> {
         let milliseconds = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(i32::MAX as u64);
-        if *self.busy != Some(milliseconds) {
-            *self.busy = None;
+        if self.session.busy != Some(milliseconds) {
+            self.session.busy = None;
             let pragma = format!("PRAGMA busy_timeout = {milliseconds}");
-            sqlx::raw_sql(AssertSqlSafe(pragma)).execute(&mut *self.connection).await?;
-            *self.busy = Some(milliseconds);
+            sqlx::raw_sql(AssertSqlSafe(pragma)).execute(self.connection()).await?;
+            self.session.busy = Some(milliseconds);
         }
         Ok(())
     }
@@ -112,41 +96,50 @@ impl<'l> SqliteUnit<'l> {
     async fn become_writer(&mut self) -> Result<(), ClaimError> {
         let failed = |error| error::of_unit("waiting for the write lock", error);
         let started = Instant::now();
-        self.turn = self.store.driver().connections.turn(self.options.busy_timeout).await;
+        self.turn = self.driver.connections.turn(self.options.busy_timeout).await;
         if self.turn.is_none() {
             return Err(ClaimError::Held);
         }
         // A reader that has read cannot become a writer once another has written, so it begins anew.
-        Manager::rollback(self.connection).await.map_err(failed)?;
-        self.guard.begin();
+        Manager::rollback(self.connection()).await.map_err(failed)?;
+        self.session.guard.begin();
         let left = self.options.busy_timeout.saturating_sub(started.elapsed());
         if self.take_write_lock(left).await.map_err(failed)? {
             self.reader = false;
             return Ok(());
         }
         self.turn = None;
-        Manager::begin(self.connection, None).await.map_err(failed)?;
+        Manager::begin(self.connection(), None).await.map_err(failed)?;
         Err(ClaimError::Held)
     }
 
-    /// Rolls back everything that is open, savepoints included.
-    async fn undo(&mut self) -> Result<(), sqlx::Error> {
-        self.over = true;
+    pub(super) fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.session.connection
+    }
+
+    fn depth(&self) -> usize {
+        Manager::get_transaction_depth(&self.session.connection)
+    }
+
+    /// Rolls back everything that is open, savepoints included. Answers whether the connection can be used again.
+    async fn undo(&mut self) -> Result<bool, sqlx::Error> {
         // Where SQLite or a handler has ended the transaction, sqlx still counts it, and its ROLLBACK finds nothing.
-        let as_begun = self.guard.is_open();
+        let as_begun = self.session.guard.is_open();
         let mut answer = Ok(());
-        for _ in 0..Manager::get_transaction_depth(self.connection) {
-            answer = answer.and(Manager::rollback(self.connection).await);
+        for _ in 0..self.depth() {
+            answer = answer.and(Manager::rollback(self.connection()).await);
         }
-        self.guard.end();
-        *self.broken |= !as_begun || answer.is_err();
-        let lost = matches!(answer, Err(sqlx::Error::WorkerCrashed));
-        if as_begun || lost { answer } else { Ok(()) }
+        self.session.guard.end();
+        match answer {
+            Ok(()) => Ok(as_begun),
+            Err(error) if as_begun || matches!(error, sqlx::Error::WorkerCrashed) => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Sends the COMMIT. The failpoint strikes when it is on its way and its answer has not been read.
     async fn send_commit(&mut self) -> Result<Result<(), sqlx::Error>, failpoint::Injected> {
-        let mut commit = pin!(Manager::commit(self.connection));
+        let mut commit = pin!(Manager::commit(self.connection()));
         let sent = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
         idem_core::failpoint!(COMMIT_SENT)?;
         Ok(match sent {
@@ -155,16 +148,15 @@ impl<'l> SqliteUnit<'l> {
         })
     }
 
-    /// The transaction is certainly not committed, and the session is done with.
-    async fn refused(mut self, error: StoreError) -> CommitError {
-        // The answer to the rollback changes nothing: closing the connection does the same.
+    /// The transaction is certainly not committed. The session is closed with the unit where SQLite or a handler has ended it.
+    async fn refused(mut self, error: StoreError) -> (Option<SqliteSession>, Result<(), CommitError>) {
+        // An error of the rollback changes nothing: closing the connection does the same.
         let _ = self.undo().await;
-        *self.broken = true;
-        CommitError::RolledBack(error)
+        (None, Err(CommitError::RolledBack(error)))
     }
 }
 
-impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
+impl UnitOfWork<SqliteStore> for SqliteUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.reader {
             self.become_writer().await?;
@@ -172,20 +164,22 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
         let UnitOptions { run, lane, .. } = self.options;
         // All records of a unit have one time, as a server's transaction gives it.
         let now = *self.processed_at.get_or_insert_with(clock::now);
-        Ok(claim::claim(self.connection, &self.store.statements, claims, (run, lane), now).await?)
+        Ok(claim::claim(&mut self.session.connection, &self.driver.unit_statements, claims, (run, lane), now).await?)
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
-        claim::read(self.connection, &self.store.statements, claims).await
+        claim::read(&mut self.session.connection, &self.driver.unit_statements, claims).await
     }
 
     fn tx(&mut self) -> Tx<'_, SqliteStore> {
-        Tx::new(&mut *self.connection)
+        Tx::new(self.connection())
     }
 
     fn check(&self) -> Result<(), StoreError> {
-        let problem = match Manager::get_transaction_depth(self.connection) {
-            _ if !self.guard.is_open() => "a handler, or an error of SQLite, has ended the transaction".to_owned(),
+        let problem = match self.depth() {
+            _ if !self.session.guard.is_open() => {
+                "a handler, or an error of SQLite, has ended the transaction".to_owned()
+            }
             1 => return Ok(()),
             0 => "a handler has ended the transaction".to_owned(),
             depth => format!("a handler left {} nested transactions open", depth - 1),
@@ -206,77 +200,54 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
     }
 
     async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
-        claim::look_up(self.connection, &self.store.statements, claims).await
+        claim::look_up(&mut self.session.connection, &self.driver.unit_statements, claims).await
     }
 
-    async fn commit(mut self) -> Result<(), CommitError> {
+    async fn commit(mut self) -> (Option<SqliteSession>, Result<(), CommitError>) {
         if let Err(error) = self.check() {
-            return Err(self.refused(error).await);
+            return self.refused(error).await;
         }
-        if !self.guard.seal() {
+        if !self.session.guard.seal() {
             let problem = "the transaction ended just before its commit".to_owned();
-            return Err(self.refused(StoreError::Unsealed { problem, source: None }).await);
+            return self.refused(StoreError::Unsealed { problem, source: None }).await;
         }
         let answer = match self.send_commit().await {
             Ok(answer) => answer,
-            Err(injected) => return Err(self.unknown(boxed(injected))),
+            Err(injected) => return unknown(boxed(injected)),
         };
         // Only reading transactions are committed without SQLite asking.
-        let committed = self.guard.committed() || self.reader;
+        let committed = self.session.guard.committed() || self.reader;
         match answer {
-            Ok(()) if committed && Manager::get_transaction_depth(self.connection) == 0 => {
-                self.over = true;
-                self.guard.end();
-                Ok(())
+            Ok(()) if committed && self.depth() == 0 => {
+                self.session.guard.end();
+                (Some(self.session), Ok(()))
             }
-            Ok(()) => Err(self.unknown("the commit went well, but a transaction is still open".into())),
-            Err(error) if certainly_refused(&error) => {
-                let error = error::of_unit("committing", error);
-                Err(self.refused(error).await)
-            }
+            Ok(()) => unknown("the commit went well, but a transaction is still open".into()),
+            Err(error) if certainly_refused(&error) => self.refused(error::of_unit("committing", error)).await,
             // A disk that failed in mid-commit may hold all of it.
-            Err(error) => Err(self.unknown(boxed(error))),
+            Err(error) => unknown(boxed(error)),
         }
     }
 
-    async fn rollback(mut self) -> Result<(), StoreError> {
-        self.undo().await.map_err(|error| error::of_unit("rolling back", error))
+    async fn rollback(mut self) -> Result<Option<SqliteSession>, StoreError> {
+        let is_sound = self.undo().await.map_err(|error| error::of_unit("rolling back", error))?;
+        Ok(is_sound.then_some(self.session))
     }
 
     async fn abandon(mut self) {
-        self.guard.stop();
-        *self.broken = true;
+        self.session.guard.stop();
         // The connection is closed next, which rolls back what this could not.
         let _ = self.undo().await;
     }
 }
 
-impl SqliteUnit<'_> {
-    /// The commit may be done or not, so nothing may be sent after it.
-    fn unknown(&mut self, error: idem_core::BoxError) -> CommitError {
-        self.over = true;
-        *self.broken = true;
-        CommitError::Unknown(error)
-    }
+/// The commit may be done or not, so nothing may be sent after it.
+fn unknown(error: idem_core::BoxError) -> (Option<SqliteSession>, Result<(), CommitError>) {
+    (None, Err(CommitError::Unknown(error)))
 }
 
 /// Whether SQLite refused a COMMIT before it wrote anything: another connection in the way, or a constraint that was
 /// deferred to the end.
 fn certainly_refused(error: &sqlx::Error) -> bool {
     matches!(error::code(error).map(codes::primary), Some(codes::BUSY | codes::CONSTRAINT))
-}
-
-impl Drop for SqliteUnit<'_> {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        // A statement may still be running: it is interrupted, and the rollback queued behind it. The session opens another
-        // connection before its next unit.
-        *self.broken = true;
-        self.guard.stop();
-        for _ in 0..Manager::get_transaction_depth(self.connection) {
-            Manager::start_rollback(self.connection);
-        }
-    }
 }

@@ -21,7 +21,7 @@ impl Store for MemoryStore {
     type Bookkeeping = Self;
     type Session = MemorySession;
     type Connection<'t> = MemoryConnection<'t>;
-    type Unit<'l> = MemoryUnit<'l>;
+    type Unit = MemoryUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         match self.shared.writers {
@@ -47,7 +47,7 @@ impl Store for MemoryStore {
     async fn open(&self) -> Result<MemorySession, StoreError> {
         match self.shared.meet(Operation::Open).await {
             Ok(Met::Nothing) => {
-                let session = MemorySession { lost: false, era: self.shared.state().era };
+                let session = MemorySession { era: self.shared.state().era };
                 self.shared.answered().await;
                 Ok(session)
             }
@@ -58,13 +58,9 @@ impl Store for MemoryStore {
 
     async fn close(&self, _lane: MemorySession) {}
 
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut MemorySession,
-        options: UnitOptions,
-    ) -> Result<MemoryUnit<'l>, StoreError> {
+    async fn begin(&self, session: MemorySession, options: UnitOptions) -> Result<MemoryUnit, StoreError> {
         tokio::task::yield_now().await;
-        self.meet_on(session, Operation::Begin, "beginning a transaction").await?;
+        self.meet_on(&session, Operation::Begin, "beginning a transaction").await?;
         let id = {
             let mut state = self.shared.state();
             let id = state.next_unit();
@@ -87,21 +83,20 @@ impl Store for MemoryStore {
             lost: false,
             era: session.era,
         };
-        let unit =
-            MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false };
+        let unit = MemoryUnit { shared: Arc::clone(&self.shared), options, pending, began_as: id, ended: false };
         self.shared.answered().await;
         Ok(unit)
     }
 
-    async fn look_up<'l>(
-        &'l self,
-        session: &'l mut MemorySession,
+    async fn look_up(
+        &self,
+        session: MemorySession,
         _: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
+        claims: &[Claim],
+    ) -> Result<(Option<MemorySession>, Vec<Option<Found>>), StoreError> {
         let doing = "looking keys up";
         tokio::task::yield_now().await;
-        self.meet_on(session, Operation::Read, doing).await?;
+        self.meet_on(&session, Operation::Read, doing).await?;
         let defect = self.shared.defect;
         let mut all: Vec<_> = {
             let state = self.shared.state();
@@ -123,7 +118,7 @@ impl Store for MemoryStore {
         if defect == Some(Defect::AnswersClaimsInReverse) {
             all.reverse();
         }
-        Ok(all)
+        Ok((Some(session), all))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
@@ -140,24 +135,16 @@ impl Store for MemoryStore {
 }
 
 impl MemoryStore {
-    /// Meets what is injected for a call on a session, which is lost where its connection is.
+    /// Meets what is injected for a call on a session.
     async fn meet_on(
         &self,
-        session: &mut MemorySession,
+        session: &MemorySession,
         operation: Operation,
         doing: &'static str,
     ) -> Result<(), StoreError> {
-        let met = if session.lost {
-            Err(MemoryError::ConnectionLost)
-        } else {
-            self.shared.meet_in(operation, session.era).await
-        };
-        match met {
+        match self.shared.meet_in(operation, session.era).await {
             Ok(Met::Nothing) => Ok(()),
-            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                session.lost = true;
-                Err(store_error(doing, MemoryError::ConnectionLost))
-            }
+            Ok(Met::AnswerLost) => Err(store_error(doing, MemoryError::ConnectionLost)),
             Err(error) => Err(store_error(doing, error)),
         }
     }

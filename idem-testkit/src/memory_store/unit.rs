@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    future::Future,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -29,16 +28,14 @@ const TWIN_OF_AN_EVENT_MAX: Duration = Duration::from_secs(10);
 /// A connection to a [`MemoryStore`].
 #[derive(Debug)]
 pub struct MemorySession {
-    pub(super) lost: bool,
     /// In which of the server's eras it was opened.
     pub(super) era: u64,
 }
 
 /// A running transaction on a [`MemoryStore`]. Dropping it rolls it back.
 #[derive(Debug)]
-pub struct MemoryUnit<'l> {
+pub struct MemoryUnit {
     pub(super) shared: Arc<Shared>,
-    pub(super) session: &'l mut MemorySession,
     pub(super) options: UnitOptions,
     pub(super) pending: Pending,
     /// The transaction that may be committed.
@@ -54,7 +51,7 @@ enum Look<T> {
     Held(UnitId),
 }
 
-impl MemoryUnit<'_> {
+impl MemoryUnit {
     /// Fails the claim or read, and with it the transaction.
     fn fail(&mut self, doing: &'static str, error: MemoryError) -> StoreError {
         self.pending.status = Status::Aborted;
@@ -67,6 +64,11 @@ impl MemoryUnit<'_> {
         self.pending.lost = true;
         self.shared.state().unknown_commits += 1;
         CommitError::Unknown(boxed(MemoryError::ConnectionLost))
+    }
+
+    /// The session, for the next unit.
+    fn session(&self) -> MemorySession {
+        MemorySession { era: self.pending.era }
     }
 
     /// Looks until there is an answer, and waits for those in the way until `deadline`.
@@ -139,6 +141,34 @@ impl MemoryUnit<'_> {
         state.held.insert(key.clone(), (self.pending.id, recorded));
         self.pending.claimed.push(key);
         Look::Answer(Claimed::Inserted)
+    }
+
+    async fn try_commit(&mut self) -> Result<(), CommitError> {
+        let doing = "committing";
+        tokio::task::yield_now().await;
+        let met = match self.shared.meet_in(Operation::Commit, self.pending.era).await {
+            Err(MemoryError::ConnectionLost) => return Err(self.unknown()),
+            Err(error) => return Err(CommitError::RolledBack(store_error(doing, error))),
+            Ok(met) => met,
+        };
+        let spoilt = self.pending.status == Status::Aborted;
+        if spoilt && self.shared.has(Defect::CommitsAbortedWithoutError) {
+            return Ok(());
+        }
+        let left = !self.pending.nested.is_empty();
+        if left && self.shared.has(Defect::CommitsDespiteOpenNested) {
+            return Ok(());
+        }
+        self.sealable().and_then(|()| self.check()).map_err(CommitError::RolledBack)?;
+        if self.pending.breaks_deferred {
+            return Err(CommitError::RolledBack(store_error(doing, MemoryError::Deferred)));
+        }
+        self.apply();
+        self.ended = true;
+        self.shared.state().locked.retain(|_, holder| *holder != self.pending.id);
+        self.shared.ended.notify_waiters();
+        self.shared.answer().await;
+        if met == Met::AnswerLost { Err(self.unknown()) } else { Ok(()) }
     }
 
     /// Whether this transaction may be committed.
@@ -241,7 +271,7 @@ pub(super) fn result_of(state: &State, claim: &Claim, defect: Option<Defect>) ->
     all.find(is_it).map(ResultRow::kept)
 }
 
-impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
+impl UnitOfWork<MemoryStore> for MemoryUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let doing = "claiming keys";
         tokio::task::yield_now().await;
@@ -369,56 +399,30 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         Ok(all)
     }
 
-    async fn commit(mut self) -> Result<(), CommitError> {
-        let doing = "committing";
-        tokio::task::yield_now().await;
-        let met = match self.shared.meet_in(Operation::Commit, self.pending.era).await {
-            Err(MemoryError::ConnectionLost) => return Err(self.unknown()),
-            Err(error) => return Err(CommitError::RolledBack(store_error(doing, error))),
-            Ok(met) => met,
-        };
-        let spoilt = self.pending.status == Status::Aborted;
-        if spoilt && self.shared.has(Defect::CommitsAbortedWithoutError) {
-            return Ok(());
-        }
-        let left = !self.pending.nested.is_empty();
-        if left && self.shared.has(Defect::CommitsDespiteOpenNested) {
-            return Ok(());
-        }
-        self.sealable().and_then(|()| self.check()).map_err(CommitError::RolledBack)?;
-        if self.pending.breaks_deferred {
-            return Err(CommitError::RolledBack(store_error(doing, MemoryError::Deferred)));
-        }
-        self.apply();
-        self.ended = true;
-        self.shared.state().locked.retain(|_, holder| *holder != self.pending.id);
-        self.shared.ended.notify_waiters();
-        self.shared.answer().await;
-        if met == Met::AnswerLost { Err(self.unknown()) } else { Ok(()) }
+    async fn commit(mut self) -> (Option<MemorySession>, Result<(), CommitError>) {
+        let committed = self.try_commit().await;
+        let is_sound = matches!(&committed, Ok(()) | Err(CommitError::RolledBack(StoreError::Unsealed { .. })));
+        ((is_sound && !self.pending.lost).then(|| self.session()), committed)
     }
 
-    async fn rollback(mut self) -> Result<(), StoreError> {
+    async fn rollback(mut self) -> Result<Option<MemorySession>, StoreError> {
         tokio::task::yield_now().await;
         match self.shared.meet_in(Operation::Rollback, self.pending.era).await {
             Ok(Met::Nothing) if !self.pending.lost => {
                 self.ended = true;
                 self.shared.answered().await;
-                Ok(())
+                Ok(Some(self.session()))
             }
             Ok(Met::Nothing | Met::AnswerLost) => Err(self.fail("rolling back", MemoryError::ConnectionLost)),
             Err(error) => Err(self.fail("rolling back", error)),
         }
     }
 
-    fn abandon(mut self) -> impl Future<Output = ()> + Send {
-        self.pending.lost = true;
-        std::future::ready(())
-    }
+    async fn abandon(self) {}
 }
 
-impl Drop for MemoryUnit<'_> {
+impl Drop for MemoryUnit {
     fn drop(&mut self) {
-        self.session.lost |= self.pending.lost;
         if self.shared.has(Defect::DroppedUnitsHoldKeys) {
             return;
         }

@@ -234,9 +234,9 @@ async fn a_deadlock_is_found() {
     };
     let minute = Duration::from_secs(60);
     let limits = UnitOptions::new(registered.run, 0, minute, minute);
-    let (mut one_lane, mut other_lane) = (store.open().await.unwrap(), store.open().await.unwrap());
-    let mut one = store.begin(&mut one_lane, limits).await.unwrap();
-    let mut other = store.begin(&mut other_lane, limits).await.unwrap();
+    let (one_lane, other_lane) = (store.open().await.unwrap(), store.open().await.unwrap());
+    let mut one = store.begin(one_lane, limits).await.unwrap();
+    let mut other = store.begin(other_lane, limits).await.unwrap();
     assert_eq!(one.claim(&[claim("a")]).await.unwrap(), [Claimed::Inserted]);
     assert_eq!(other.claim(&[claim("b")]).await.unwrap(), [Claimed::Inserted]);
     let (a, b) = ([claim("a")], [claim("b")]);

@@ -260,12 +260,12 @@ struct Elsewhere(MemoryStore);
 
 impl Handler<MemoryStore> for Elsewhere {
     async fn handle(&self, message: &Message, _: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
-        let mut session = self.0.open().await?;
+        let session = self.0.open().await?;
         let limits = UnitOptions::new(RunId(1), 0, Duration::from_secs(1), Duration::from_secs(1));
-        let mut unit = self.0.begin(&mut session, limits).await?;
+        let mut unit = self.0.begin(session, limits).await?;
         unit.claim(&[]).await.map_err(|error| HandlerError::from(error.to_string()))?;
         unit.tx().connection().append("purchases", key(message), "1").await?;
-        unit.commit().await.map_err(|error| HandlerError::from(error.to_string()))
+        unit.commit().await.1.map_err(|error| HandlerError::from(error.to_string()))
     }
 }
 

@@ -209,15 +209,15 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     let mut config = fixture.config.clone();
     config.options(format!("-c search_path={} -c lock_timeout=7s -c statement_timeout=9s", fixture.schema));
     let (client, connection) = config.connect(NoTls).await.unwrap();
-    let mut lane = fixture.store.session_from(client, connection).await.unwrap();
+    let lane = fixture.store.session_from(client, connection).await.unwrap();
     let (claim, run) = claim_of(&fixture.store, "a").await;
-    let mut unit = fixture.store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
+    let mut unit = fixture.store.begin(lane, options(run, Duration::from_secs(3))).await.unwrap();
     for _ in 0..2 {
         unit.claim(std::slice::from_ref(&claim)).await.unwrap();
         let shown = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
         let limits: String = unit.tx().connection().query_one(shown, &[]).await.unwrap().get(0);
         assert_eq!(limits, "7s 9s");
     }
-    unit.commit().await.unwrap();
+    unit.commit().await.1.unwrap();
     fixture.drop().await;
 }

@@ -293,7 +293,7 @@ pub trait Appending: Send {
 /// As for [`append`](idem_core::store::UnitOfWork::append).
 ///
 /// # Cancel safety
-/// Not cancel safe: drop the session.
+/// Not cancel safe: drop the unit.
 pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<(), AppendError> {
     if !appended.results.is_empty() {
         unit.insert_results(&appended.results).await?;

@@ -25,23 +25,23 @@ async fn b2_fifty_waiters_are_bounded_and_let_others_through() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
     let (claim, run) = claim_of(store, "held").await;
-    let mut lane = store.open().await.unwrap();
-    let mut holder = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut holder = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
     assert_eq!(holder.claim(std::slice::from_ref(&claim)).await.unwrap(), [Claimed::Inserted]);
 
     let waiting = (0..50).map(|_| async {
-        let mut lane = store.open().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(400))).await.unwrap();
+        let lane = store.open().await.unwrap();
+        let mut unit = store.begin(lane, options(run, Duration::from_millis(400))).await.unwrap();
         let error = unit.claim(std::slice::from_ref(&claim)).await.unwrap_err();
         assert!(is_held(&error), "{error:?}");
         unit.rollback().await.unwrap();
     });
     let (free, _) = claim_of(store, "free").await;
     let other = async {
-        let mut lane = store.open().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+        let lane = store.open().await.unwrap();
+        let mut unit = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
         assert_eq!(unit.claim(&[free]).await.unwrap(), [Claimed::Inserted]);
-        unit.commit().await.unwrap();
+        unit.commit().await.1.unwrap();
     };
     // The holder goes on holding until all of them have come back.
     let all = Box::pin(async { tokio::join!(join_all(waiting), other) });
@@ -63,13 +63,13 @@ async fn b2_many_held_keys_cost_one_busy_timeout() {
         holders.push(store.open().await.unwrap());
     }
     let mut units = Vec::new();
-    for (lane, claim) in holders.iter_mut().zip(&claims) {
+    for (lane, claim) in holders.into_iter().zip(&claims) {
         let mut unit = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
         unit.claim(std::slice::from_ref(claim)).await.unwrap();
         units.push(unit);
     }
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(1))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(run, Duration::from_secs(1))).await.unwrap();
     let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(unit.tx().connection()).await.unwrap();
     // By the server's clock each key is held for less than the limit of one lock, and together for much longer.
     let waits = format!(
@@ -88,7 +88,6 @@ async fn b2_many_held_keys_cost_one_busy_timeout() {
         () = one_after_the_other => {}
     }
     unit.rollback().await.unwrap();
-    drop(holders);
     fixture.drop().await;
 }
 
@@ -99,17 +98,18 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     let store = &fixture.store;
     let mut connection = fixture.connect().await;
     sqlx::raw_sql("SET lock_timeout = '7s'; SET statement_timeout = '9s'").execute(&mut connection).await.unwrap();
-    let mut lane = store.session_from(connection).await.unwrap();
+    let lane = store.session_from(connection).await.unwrap();
     let (claim, run) = claim_of(store, "a").await;
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
+    let mut unit = store.begin(lane, options(run, Duration::from_secs(3))).await.unwrap();
     let shown = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
     for _ in 0..2 {
         unit.claim(std::slice::from_ref(&claim)).await.unwrap();
         let limits: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
         assert_eq!(limits, "7s 9s");
     }
-    unit.commit().await.unwrap();
-    let mut connection = lane.into_connection().await.unwrap();
+    let (lane, committed) = unit.commit().await;
+    committed.unwrap();
+    let mut connection = lane.unwrap().into_connection().await.unwrap();
     let limits: String = sqlx::query_scalar(shown).fetch_one(&mut connection).await.unwrap();
     assert_eq!(limits, "7s 9s");
     fixture.drop().await;
@@ -126,7 +126,7 @@ async fn b2_a_session_has_the_limits_of_its_claims_once() {
     let mut seen = Vec::new();
     for key in ["a", "b", "c", "d", "e", "f"] {
         let claim = claim_of(store, key).await.0;
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
+        let mut unit = store.begin(lane, options(run, Duration::from_secs(3))).await.unwrap();
         let shown = "SELECT current_setting('statement_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout')";
         let before: String = sqlx::query_scalar(shown).fetch_one(unit.tx().connection()).await.unwrap();
         unit.claim(std::slice::from_ref(&claim)).await.unwrap();
@@ -137,7 +137,9 @@ async fn b2_a_session_has_the_limits_of_its_claims_once() {
             _ => "",
         };
         sqlx::raw_sql(changed).execute(unit.tx().connection()).await.unwrap();
-        unit.commit().await.unwrap();
+        let (session, committed) = unit.commit().await;
+        committed.unwrap();
+        lane = session.unwrap();
         seen.push((before, of_handlers));
     }
     let idle = seen[0].0.strip_prefix("3s ").unwrap();

@@ -200,13 +200,14 @@ async fn s15_what_a_unit_has_inserted_itself_is_no_duplicate() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
     let (claim, run) = claim_of(store, "a").await;
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
     let claims = [claim];
     assert_eq!(unit.claim(&claims).await.unwrap(), [Claimed::Inserted]);
     assert_eq!(unit.read(&claims).await.unwrap(), [None]);
-    unit.commit().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    let (lane, committed) = unit.commit().await;
+    committed.unwrap();
+    let mut unit = store.begin(lane.unwrap(), options(run, Duration::from_secs(5))).await.unwrap();
     assert_eq!(unit.claim(&claims).await.unwrap(), [Claimed::NotInserted]);
     assert!(unit.read(&claims).await.unwrap()[0].is_some(), "once it is committed, it is one");
     unit.rollback().await.unwrap();

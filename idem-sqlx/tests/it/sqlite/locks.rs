@@ -48,8 +48,8 @@ async fn a_held_unit_reads_but_does_not_claim() {
     );
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(SHORT)).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(SHORT)).await.unwrap();
     assert!(matches!(unit.claim(std::slice::from_ref(&claim)).await, Err(ClaimError::Held)));
     let found = unit.read(std::slice::from_ref(&claim)).await.unwrap();
     assert_eq!(found[0].as_ref().unwrap().hash, claim.hash);
@@ -68,13 +68,13 @@ async fn registration_of_builder(file: &super::File) -> idem_core::store::Regist
 #[tokio::test(flavor = "multi_thread")]
 async fn units_of_one_store_take_turns() {
     let (_file, store) = fresh().await;
-    let (mut first, mut second) = (store.open().await.unwrap(), store.open().await.unwrap());
-    let unit = store.begin(&mut first, options(SHORT)).await.unwrap();
-    let mut held = store.begin(&mut second, options(SHORT)).await.unwrap();
+    let (first, second) = (store.open().await.unwrap(), store.open().await.unwrap());
+    let unit = store.begin(first, options(SHORT)).await.unwrap();
+    let mut held = store.begin(second, options(SHORT)).await.unwrap();
     assert!(matches!(held.claim(&[]).await, Err(ClaimError::Held)));
-    held.rollback().await.unwrap();
+    let second = held.rollback().await.unwrap().unwrap();
     let waits = async {
-        let mut unit = store.begin(&mut second, options(Duration::from_secs(20))).await.unwrap();
+        let mut unit = store.begin(second, options(Duration::from_secs(20))).await.unwrap();
         unit.claim(&[]).await.unwrap();
         unit.rollback().await.unwrap();
     };
@@ -88,8 +88,8 @@ async fn bookkeeping_behind_a_unit_waits_at_most_its_timeout() {
     let (file, _store) = fresh().await;
     let store = SqliteStore::connect(SqliteOptions::new(file.path()).bookkeeping_timeout(SHORT)).await.unwrap();
     let scope = super::registered(&store).await;
-    let mut lane = store.open().await.unwrap();
-    let unit = store.begin(&mut lane, options(SHORT)).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let unit = store.begin(lane, options(SHORT)).await.unwrap();
     let key = IdempotencyKey::new("a").unwrap();
     let error = soon(store.bookkeeping().count_attempt(scope, &key, PayloadHash::NONE)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");

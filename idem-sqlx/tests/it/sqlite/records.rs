@@ -28,17 +28,18 @@ async fn key_ids_are_the_golden_vectors() {
         })
         .collect();
     assert!(claims.len() > 50);
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options()).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options()).await.unwrap();
     assert!(unit.claim(&claims).await.unwrap().iter().all(|claimed| *claimed == Claimed::Inserted));
-    unit.commit().await.unwrap();
+    let (lane, committed) = unit.commit().await;
+    committed.unwrap();
     let stored = file.ask("SELECT idempotency_key || char(9) || lower(hex(key_id)) FROM idem_processed_messages").await;
     for claim in &claims {
         let id = vectors().find(|(key, _)| *key == claim.key.as_str()).unwrap().1.replace('-', "");
         assert!(stored.contains(&format!("{}\t{id}", claim.key.as_str())), "{}", claim.key);
     }
     // And what was stored is read back under the same ids, in the order of the claims.
-    let mut unit = store.begin(&mut lane, options()).await.unwrap();
+    let mut unit = store.begin(lane.unwrap(), options()).await.unwrap();
     assert!(unit.claim(&claims).await.unwrap().iter().all(|claimed| *claimed == Claimed::NotInserted));
     let found = unit.read(&claims).await.unwrap();
     for (claim, recorded) in claims.iter().zip(found) {

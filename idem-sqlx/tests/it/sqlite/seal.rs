@@ -149,21 +149,22 @@ fn options(run: i32) -> UnitOptions {
     UnitOptions::new(idem_core::store::RunId(run), 0, second, 30 * second)
 }
 
-/// Contract of a store, 3: a unit that is dropped leaves nothing, and its lane can be used again.
+/// Contract of a store, 3: a unit that is dropped leaves nothing, and the lock is free for the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_unit_leaves_nothing_and_frees_the_lock() {
     let (file, store) = fresh().await;
     registered(&store).await;
-    let mut lane = store.open().await.unwrap();
     for _ in 0..20 {
-        let mut unit = store.begin(&mut lane, options(1)).await.unwrap();
+        let lane = store.open().await.unwrap();
+        let mut unit = store.begin(lane, options(1)).await.unwrap();
         run(unit.tx().connection(), "INSERT INTO effects VALUES ('dropped', '')").await.unwrap();
         drop(unit);
     }
-    let mut unit = store.begin(&mut lane, options(1)).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(1)).await.unwrap();
     unit.claim(&[]).await.unwrap();
     run(unit.tx().connection(), "INSERT INTO effects VALUES ('kept', '')").await.unwrap();
-    unit.commit().await.unwrap();
+    unit.commit().await.1.unwrap();
     assert_eq!(file.effects().await, ["kept="]);
 }
 
@@ -171,19 +172,20 @@ async fn a_dropped_unit_leaves_nothing_and_frees_the_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_commits_nothing_outside_of_units() {
     let (file, store) = fresh().await;
-    let mut lane = store.open().await.unwrap();
-    let unit = store.begin(&mut lane, options(1)).await.unwrap();
-    unit.commit().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(1)).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let unit = store.begin(lane, options(1)).await.unwrap();
+    let (lane, committed) = unit.commit().await;
+    committed.unwrap();
+    let mut unit = store.begin(lane.unwrap(), options(1)).await.unwrap();
     run(unit.tx().connection(), "ROLLBACK").await.unwrap();
     let error = run(unit.tx().connection(), "INSERT INTO effects VALUES ('after', '')").await.unwrap_err();
     assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("531"));
     unit.check().unwrap_err();
-    unit.rollback().await.unwrap();
+    assert!(unit.rollback().await.unwrap().is_none(), "nothing runs on that connection again");
     assert_eq!(file.effects().await, Vec::<String>::new());
-    // The lane opens another connection by itself.
-    let mut unit = store.begin(&mut lane, options(1)).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(1)).await.unwrap();
     run(unit.tx().connection(), "INSERT INTO effects VALUES ('later', '')").await.unwrap();
-    unit.commit().await.unwrap();
+    unit.commit().await.1.unwrap();
     assert_eq!(file.effects().await, ["later="]);
 }

@@ -20,12 +20,12 @@ pub async fn b2_a_second_claim_is_bounded_too<T: PostgresUnderTest>(subject: &T)
     let store = subject.store();
     let (held, run) = claim_of(store, "held").await;
     let (free, _) = claim_of(store, "free").await;
-    let mut lane = store.open().await.unwrap();
-    let mut holder = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut holder = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
     let claims = [held];
     holder.claim(&claims).await.unwrap();
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(300))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options(run, Duration::from_millis(300))).await.unwrap();
     assert_eq!(unit.claim(&[free]).await.unwrap(), [Claimed::Inserted]);
     let second = tokio::time::timeout(PATIENCE, unit.claim(&claims)).await;
     let error = second.expect("bounded by the server").unwrap_err();
@@ -43,8 +43,8 @@ pub async fn a_key_that_is_claimed_alone_leaves_the_same_record<T: PostgresUnder
     for retention in [claim.retention, Retention::Forever] {
         let key = |number: i32| IdempotencyKey::new(&format!("{retention:?}/{number}")).unwrap();
         let claims = [1, 2, 3].map(|number| claim.clone().key(key(number)).retention(retention));
-        let mut lane = store.open().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+        let lane = store.open().await.unwrap();
+        let mut unit = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
         assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::Inserted]);
         assert_eq!(unit.claim(&claims[1..]).await.unwrap(), [Claimed::Inserted, Claimed::Inserted]);
         assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::NotInserted]);
@@ -53,8 +53,9 @@ pub async fn a_key_that_is_claimed_alone_leaves_the_same_record<T: PostgresUnder
             [None, None, None],
             "what a unit has inserted itself is no record yet"
         );
-        unit.commit().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+        let (lane, committed) = unit.commit().await;
+        committed.unwrap();
+        let mut unit = store.begin(lane.unwrap(), options(run, Duration::from_secs(5))).await.unwrap();
         unit.claim(&[]).await.unwrap();
         let found = unit.read(&claims).await.unwrap();
         let records: Vec<_> = found.into_iter().map(Option::unwrap).collect();
@@ -75,15 +76,15 @@ pub async fn w139_a_locked_table_says_nothing_about_a_key<T: PostgresUnderTest>(
     let consumer = consumer.build().unwrap();
     consumer.start().await.unwrap();
     let (claim, run) = claim_of(store, "free").await;
-    let mut lane = store.open().await.unwrap();
-    let mut locking = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut locking = store.begin(lane, options(run, Duration::from_secs(5))).await.unwrap();
     locking.claim(&[]).await.unwrap();
     T::execute(&mut locking.tx(), "LOCK TABLE processed_messages IN SHARE MODE").await.unwrap();
     for count in [1, 2] {
         assert_eq!(process(&consumer, messages(&keys(count))).await, "i".repeat(count), "nothing is charged");
     }
-    let mut lane = store.open().await.unwrap();
-    let error = store.is_free(&mut lane, options(run, busy).alone(true), &claim).await.unwrap_err();
+    let lane = store.open().await.unwrap();
+    let error = store.is_free(lane, options(run, busy).alone(true), &claim).await.map(|_| ()).unwrap_err();
     assert_eq!(error.class(), ErrorClass::Infrastructure, "{error:?}");
     locking.rollback().await.unwrap();
     assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");

@@ -148,9 +148,9 @@ pub async fn o22_events_are_written_in_whatever_a_handler_has_set<T: PostgresUnd
         ("lock_timeout", "50ms", ErrorClass::Permanent, "lock_timeout"),
         ("transaction_read_only", "on", ErrorClass::Transient, "read only"),
     ] {
-        let mut lane = subject.store().open().await.unwrap();
+        let lane = subject.store().open().await.unwrap();
         let options = options(claim_of(subject.store(), "locking").await.1, PATIENCE);
-        let mut locking = subject.store().begin(&mut lane, options).await.unwrap();
+        let mut locking = subject.store().begin(lane, options).await.unwrap();
         locking.claim(&[]).await.unwrap();
         if name.ends_with("_timeout") {
             T::execute(&mut locking.tx(), "LOCK TABLE outbox IN SHARE MODE").await.unwrap();

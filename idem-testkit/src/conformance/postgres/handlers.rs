@@ -178,8 +178,8 @@ pub async fn j5_a_dropped_lane_with_a_running_statement_frees_its_keys<T: Postgr
     let options = options(run, Duration::from_secs(20));
     let sleep = format!("SELECT pg_sleep(300), {}", fastrand::u32(..));
     {
-        let mut lane = store.open().await.unwrap();
-        let mut unit = store.begin(&mut lane, options).await.unwrap();
+        let lane = store.open().await.unwrap();
+        let mut unit = store.begin(lane, options).await.unwrap();
         unit.claim(&claims).await.unwrap();
         let mut tx = unit.tx();
         let asleep =
@@ -189,8 +189,8 @@ pub async fn j5_a_dropped_lane_with_a_running_statement_frees_its_keys<T: Postgr
             () = until(subject, &asleep) => {}
         }
     }
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut unit = store.begin(lane, options).await.unwrap();
     assert_eq!(unit.claim(&claims).await.unwrap(), [Claimed::Inserted]);
     unit.rollback().await.unwrap();
 }
@@ -217,9 +217,8 @@ impl Act for Waits {
 /// A21.
 pub async fn a21_timeouts_in_a_handler_are_transient_even_when_swallowed<T: PostgresUnderTest>(subject: &T) {
     let store = subject.store();
-    let mut lane = store.open().await.unwrap();
-    let mut blocker =
-        store.begin(&mut lane, options(claim_of(store, "a").await.1, Duration::from_secs(20))).await.unwrap();
+    let lane = store.open().await.unwrap();
+    let mut blocker = store.begin(lane, options(claim_of(store, "a").await.1, Duration::from_secs(20))).await.unwrap();
     blocker.claim(&[]).await.unwrap();
     T::execute(&mut blocker.tx(), "UPDATE taken SET name = name").await.unwrap();
     for setting in ["lock_timeout", "statement_timeout"] {

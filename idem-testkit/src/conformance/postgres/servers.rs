@@ -115,9 +115,9 @@ pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: Postgre
     let all = outbox.next(id, 10, 1_000).await.unwrap();
     let failed = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
     outbox.settle(id, &[(&all[0], failed)]).await.unwrap();
-    let mut lane = subject.store().open().await.unwrap();
+    let lane = subject.store().open().await.unwrap();
     let options = options(claim_of(subject.store(), "skipping").await.1, PATIENCE);
-    let mut skipping = subject.store().begin(&mut lane, options).await.unwrap();
+    let mut skipping = subject.store().begin(lane, options).await.unwrap();
     skipping.claim(&[]).await.unwrap();
     for statement in ["SELECT FROM outbox_destinations FOR NO KEY UPDATE", "DELETE FROM outbox WHERE state = 2"] {
         T::execute(&mut skipping.tx(), statement).await.unwrap();
@@ -128,7 +128,7 @@ pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: Postgre
     );
     let skipped = async {
         until(subject, &waits).await;
-        skipping.commit().await.unwrap();
+        skipping.commit().await.1.unwrap();
     };
     let (looked, ()) = tokio::join!(outbox.next(id, 10, 1_000), skipped);
     looked.unwrap();

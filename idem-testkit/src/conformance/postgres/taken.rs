@@ -57,8 +57,8 @@ async fn overtaken<T: PostgresUnderTest, L>(
     late: impl Future<Output = L>,
     early: impl Future<Output = ()>,
 ) -> L {
-    let mut lane = subject.store().open().await.unwrap();
-    let mut holder = subject.store().begin(&mut lane, options(RunId(0), PATIENT)).await.unwrap();
+    let lane = subject.store().open().await.unwrap();
+    let mut holder = subject.store().begin(lane, options(RunId(0), PATIENT)).await.unwrap();
     holder.claim(&[]).await.unwrap();
     let hold = format!("SELECT pg_advisory_xact_lock(hashtextextended('{gate}', 0))");
     T::execute(&mut holder.tx(), &hold).await.unwrap();

@@ -29,8 +29,8 @@ where
     F: AsyncFnOnce(&Counter),
 {
     let holder = fixture.elsewhere().await;
-    let mut lane = holder.open().await;
-    let mut unit = within("beginning", holder.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = holder.open().await;
+    let mut unit = within("beginning", holder.store.begin(lane, options(registered.run))).await.unwrap();
     let claims: Vec<_> = keys.iter().map(|key| claim(registered, key, "paid")).collect();
     let claimed = within("claiming", unit.claim(&claims)).await.unwrap();
     assert!(claimed.iter().all(|answer| *answer == Claimed::Inserted), "{claimed:?}");
@@ -38,8 +38,10 @@ where
     let ending = async {
         told.at_least(1, "the case ends the holder").await;
         match end {
-            End::Commits => within("committing", unit.commit()).await.map_err(|error: CommitError| error.to_string()),
-            End::RollsBack => within("rolling back", unit.rollback()).await.map_err(|error| error.to_string()),
+            End::Commits => within("committing", unit.commit()).await.1.map_err(|error: CommitError| error.to_string()),
+            End::RollsBack => {
+                within("rolling back", unit.rollback()).await.map(drop).map_err(|error| error.to_string())
+            }
         }
     };
     let (ended, ()) = tokio::join!(ending, meanwhile(&told));
@@ -147,9 +149,9 @@ pub async fn a_claim_waits_for_twins_only<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
     while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
-        let mut lane = fixture.open().await;
+        let lane = fixture.open().await;
         let limits = options(registered.run).busy_timeout(Duration::from_secs(1));
-        let mut unit = within("beginning", fixture.store.begin(&mut lane, limits)).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(lane, limits)).await.unwrap();
         let answer = within("claiming another key", unit.claim(&[claim(&registered, "order-2", "paid")])).await;
         if fixture.waits_per_key() {
             assert_eq!(answer.unwrap(), [Claimed::Inserted]);
@@ -168,8 +170,13 @@ pub async fn w138_a_question_leaves_nothing_behind<T: StoreUnderTest>(subject: &
     let registered = fixture.register().await;
     let asked = claim(&registered, "order-1", "paid");
     let limits = options(registered.run).busy_timeout(Duration::from_millis(500)).alone(true);
-    let mut lane = fixture.open().await;
-    let mut is_free = async || within("asking", fixture.store.is_free(&mut lane, limits, &asked)).await.unwrap();
+    let mut lane = Some(fixture.open().await);
+    let mut is_free = async || {
+        let session = lane.take().expect("each question gives the lane back");
+        let (session, is_free) = within("asking", fixture.store.is_free(session, limits, &asked)).await.unwrap();
+        lane = session;
+        is_free
+    };
     assert!(is_free().await);
     assert!(is_free().await, "asked again");
     while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
@@ -190,16 +197,14 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
     let registered = fixture.register().await;
     let claims = [claim(&registered, "order-1", "paid")];
     while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
-        let mut lane = fixture.open().await;
+        let lane = fixture.open().await;
         let limits = options(registered.run).busy_timeout(Duration::from_millis(500));
-        let mut unit = within("beginning", fixture.store.begin(&mut lane, limits)).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(lane, limits)).await.unwrap();
         assert_eq!(within("reading", unit.read(&claims)).await.unwrap(), [None]);
         let answer = within("claiming", unit.claim(&claims)).await;
         assert!(matches!(answer, Err(ClaimError::Held)), "{answer:?}");
-        within("rolling back", unit.rollback()).await.unwrap();
-        // The lane survives: the next unit on it works.
-        let mut unit =
-            within("beginning again", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+        let lane = within("rolling back", unit.rollback()).await.unwrap().expect("the lane survives");
+        let mut unit = within("beginning again", fixture.store.begin(lane, options(registered.run))).await.unwrap();
         told.add();
         assert_eq!(within("claiming again", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
         within("rolling back again", unit.rollback()).await.unwrap();
@@ -321,8 +326,8 @@ pub async fn more_lanes_than_the_store_has_are_refused<T: StoreUnderTest>(subjec
 pub async fn a_shared_transaction_is_offered_only_where_declared<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
-    let mut lane = fixture.open().await;
-    let unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = fixture.open().await;
+    let unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     assert_eq!(unit.shared_tx().is_some(), fixture.store.capabilities().concurrent_handlers);
     within("rolling back", unit.rollback()).await.unwrap();
 }

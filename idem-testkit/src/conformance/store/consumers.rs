@@ -230,11 +230,11 @@ pub async fn an_unknown_hash_rule_is_a_conflict_of_its_own_kind<T: StoreUnderTes
     let later = registration("later").hash_rules(vec!["fn:of-a-later-build".to_owned()]);
     let unknown = fixture.register_as(&later).await.unwrap().hash_rules[0];
     assert_ne!(unknown, registered.hash_rules[0]);
-    let mut lane = fixture.open().await;
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     let claims = [claim(&registered, "order-1", "paid").hash_rule(unknown)];
     assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
-    within("committing", unit.commit()).await.unwrap();
+    within("committing", unit.commit()).await.1.unwrap();
     let decisions = decide(&fixture.consumer(write), [msg("order-1", "paid")]).await;
     assert!(matches!(&decisions[0], Decision::Conflict(_, ConflictKind::UnknownRule)), "{decisions:?}");
     assert!(fixture.runs.all().is_empty());
@@ -306,8 +306,8 @@ pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
 pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
-    let mut lane = fixture.open().await;
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     within("claiming", unit.claim(&[claim(&registered, "order-1", "paid")])).await.unwrap();
     // Reading is possible everywhere. Writing waits where the database has a single writer, and must then end.
     within("reading the controls", fixture.store.bookkeeping().control(registered.scope)).await.unwrap();

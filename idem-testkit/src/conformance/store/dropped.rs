@@ -101,11 +101,11 @@ async fn unit_dropped_at<T: StoreUnderTest>(
     what: Dropped,
     polls: usize,
 ) -> bool {
-    let mut lane = fixture.open().await;
+    let lane = fixture.open().await;
     let claims = [claim(registered, key, "paid")];
     let limit = if what == Dropped::Begin { polls } else { usize::MAX };
     let begun = {
-        let call = fixture.store.begin(&mut lane, options(registered.run));
+        let call = fixture.store.begin(lane, options(registered.run));
         tokio::pin!(call);
         polled(call, limit).await
     };
@@ -143,7 +143,7 @@ async fn unit_dropped_at<T: StoreUnderTest>(
     if what == Dropped::Commit {
         let call = unit.commit();
         tokio::pin!(call);
-        return polled(call, polls).await.map(Result::unwrap).is_some();
+        return polled(call, polls).await.map(|(_, committed)| committed.unwrap()).is_some();
     }
     let call = unit.rollback();
     tokio::pin!(call);

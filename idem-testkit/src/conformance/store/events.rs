@@ -175,15 +175,15 @@ pub(super) async fn unit<T: StoreUnderTest>(
     appended: &Appended,
 ) -> Result<(), AppendError> {
     for _ in 0..3 {
-        let mut session = fixture.open().await;
-        let mut unit = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+        let session = fixture.open().await;
+        let mut unit = fixture.store.begin(session, options(registered.run)).await.unwrap();
         unit.claim(&[claim(registered, key, "p")]).await.unwrap();
         let written = within("appending", unit.append(appended)).await;
         if written.is_err() {
             unit.rollback().await.unwrap();
             return written;
         }
-        match unit.commit().await {
+        match unit.commit().await.1 {
             Err(CommitError::RolledBack(error)) if error.class() == ErrorClass::RunUnitAgain => {}
             committed => {
                 committed.unwrap();
@@ -203,8 +203,8 @@ pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(s
     let (registered, (_, ids)) = (fixture.register().await, outbox(&fixture).await);
     let appended = appended(&registered, ids[0], "event-1", Event::to("payments").body("1"));
     for is_dropped in [false, true] {
-        let mut session = fixture.open().await;
-        let mut unit = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+        let session = fixture.open().await;
+        let mut unit = fixture.store.begin(session, options(registered.run)).await.unwrap();
         unit.claim(&[claim(&registered, "order-1", "p")]).await.unwrap();
         unit.append(&appended).await.unwrap();
         assert!(everything(&fixture).await.is_empty(), "nothing is visible before the commit");
@@ -213,7 +213,6 @@ pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(s
         } else {
             unit.rollback().await.unwrap();
         }
-        drop(session);
         assert!(everything(&fixture).await.is_empty() && fixture.recorded().await.is_empty());
     }
     // Nothing of it stands in the way of the run that goes well.

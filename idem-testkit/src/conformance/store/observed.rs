@@ -83,16 +83,16 @@ impl Spy {
 }
 
 #[derive(Debug)]
-pub(super) struct ObservedUnit<'l, S: Store> {
-    inner: S::Unit<'l>,
-    spy: &'l Spy,
+pub(super) struct ObservedUnit<S: Store> {
+    inner: S::Unit,
+    spy: Arc<Spy>,
 }
 
 impl<S: Store> Store for Observed<S> {
     type Bookkeeping = S::Bookkeeping;
     type Session = S::Session;
     type Connection<'t> = S::Connection<'t>;
-    type Unit<'l> = ObservedUnit<'l, S>;
+    type Unit = ObservedUnit<S>;
 
     fn capabilities(&self) -> StoreCapabilities {
         let capabilities = self.inner.capabilities();
@@ -120,31 +120,27 @@ impl<S: Store> Store for Observed<S> {
         self.inner.close(lane).await;
     }
 
-    async fn begin<'l>(
-        &'l self,
-        lane: &'l mut S::Session,
-        options: UnitOptions,
-    ) -> Result<ObservedUnit<'l, S>, StoreError> {
+    async fn begin(&self, lane: S::Session, options: UnitOptions) -> Result<ObservedUnit<S>, StoreError> {
         self.spy.begun.add();
-        Ok(ObservedUnit { inner: self.inner.begin(lane, options).await?, spy: &self.spy })
+        Ok(ObservedUnit { inner: self.inner.begin(lane, options).await?, spy: Arc::clone(&self.spy) })
     }
 
-    async fn look_up<'l>(
-        &'l self,
-        lane: &'l mut S::Session,
+    async fn look_up(
+        &self,
+        lane: S::Session,
         options: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
+        claims: &[Claim],
+    ) -> Result<(Option<S::Session>, Vec<Option<Found>>), StoreError> {
         self.spy.looked_up.add();
         self.inner.look_up(lane, options, claims).await
     }
 
-    async fn is_free<'l>(
-        &'l self,
-        lane: &'l mut S::Session,
+    async fn is_free(
+        &self,
+        lane: S::Session,
         options: UnitOptions,
-        claim: &'l Claim,
-    ) -> Result<bool, StoreError> {
+        claim: &Claim,
+    ) -> Result<(Option<S::Session>, bool), StoreError> {
         self.inner.is_free(lane, options, claim).await
     }
 
@@ -165,7 +161,7 @@ impl<S: Store> Store for Observed<S> {
     }
 }
 
-impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
+impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<S> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let keys = claims.iter().map(|claim| (claim.scope, claim.key.clone())).collect();
         self.spy.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(keys);
@@ -210,15 +206,15 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
         self.inner.look_up(claims).await
     }
 
-    async fn commit(self) -> Result<(), CommitError> {
+    async fn commit(self) -> (Option<S::Session>, Result<(), CommitError>) {
         let lost = self.spy.commits.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let unknown = || Err(CommitError::Unknown("the suite lost the answer to this commit".into()));
+        let unknown = || (None, Err(CommitError::Unknown("the suite lost the answer to this commit".into())));
         match lost {
             None => self.inner.commit().await,
-            Some(LostCommit::Committed) => {
-                self.inner.commit().await?;
-                unknown()
-            }
+            Some(LostCommit::Committed) => match self.inner.commit().await {
+                (_, Ok(())) => unknown(),
+                refused => refused,
+            },
             Some(LostCommit::RolledBack) => {
                 let _ = self.inner.rollback().await;
                 unknown()
@@ -230,7 +226,7 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
         }
     }
 
-    async fn rollback(self) -> Result<(), StoreError> {
+    async fn rollback(self) -> Result<Option<S::Session>, StoreError> {
         self.inner.rollback().await
     }
 

@@ -321,8 +321,8 @@ pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
     let old = keys.iter().enumerate().filter(|(index, _)| is_old(*index));
     process(&fixture.consumer(write), old.map(|(index, key)| msg(key, &format!("p{index}")))).await;
     let claims: Vec<_> = keys.iter().map(|key| claim(&registered, key, "other")).collect();
-    let mut lane = fixture.open().await;
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     let answers = within("claiming", unit.claim(&claims)).await.unwrap();
     let found = within("reading", unit.read(&claims)).await.unwrap();
     assert_eq!((answers.len(), found.len()), (40, 40));
@@ -342,7 +342,7 @@ pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
     assert_eq!(fixture.recorded().await.len(), (0..40).filter(|index| is_old(*index)).count());
 }
 
-/// S58, contract of UnitOfWork 11: a unit knows the time of its records before the commit, to the microsecond. An encrypted answer is bound
+/// S58, contract of UnitOfWork 10: a unit knows the time of its records before the commit, to the microsecond. An encrypted answer is bound
 /// to its record by it.
 pub async fn s58_a_unit_knows_the_time_of_its_records<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
@@ -354,16 +354,17 @@ pub async fn s58_a_unit_knows_the_time_of_its_records<T: StoreUnderTest>(subject
     for keys in [&["order-1"][..], &["order-2", "order-3", "order-4"]] {
         let claims: Vec<_> = keys.iter().map(|key| claim(&registered, key, "p")).collect();
         let options = options(registered.run).alone(keys.len() == 1);
-        let mut unit = within("beginning", fixture.store.begin(&mut lane, options)).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(lane, options)).await.unwrap();
         assert!(within("claiming", unit.claim(&claims)).await.unwrap().iter().all(|one| *one == Claimed::Inserted));
         let known: Vec<_> = claims.iter().map(|claim| unit.processed_at(claim)).collect();
         assert!(known.iter().all(Option::is_some), "{known:?}");
-        within("committing", unit.commit()).await.unwrap();
-        let mut unit = within("beginning", fixture.store.begin(&mut lane, options)).await.unwrap();
+        let (session, committed) = within("committing", unit.commit()).await;
+        committed.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(session.unwrap(), options)).await.unwrap();
         within("claiming nothing", unit.claim(&[])).await.unwrap();
         let read = within("reading", unit.read(&claims)).await.unwrap();
         assert_eq!(read.into_iter().map(|read| read.map(|read| read.processed_at)).collect::<Vec<_>>(), known);
-        within("rolling back", unit.rollback()).await.unwrap();
+        lane = within("rolling back", unit.rollback()).await.unwrap().unwrap();
     }
 }
 
@@ -373,25 +374,28 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
     let registered = fixture.register().await;
     let mut lane = fixture.open().await;
     for number in 0..6 {
-        let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
         for round in 0..2 {
             let claims = [claim(&registered, &format!("order-{number}-{round}"), "p")];
             assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
         }
         unit.check().unwrap();
-        if number % 2 == 0 {
-            within("committing", unit.commit()).await.unwrap();
+        let session = if number % 2 == 0 {
+            let (session, committed) = within("committing", unit.commit()).await;
+            committed.unwrap();
+            session
         } else {
-            within("rolling back", unit.rollback()).await.unwrap();
-        }
+            within("rolling back", unit.rollback()).await.unwrap()
+        };
+        lane = session.expect("a unit that has ended gives the lane back");
     }
     let committed = ["order-0-0", "order-0-1", "order-2-0", "order-2-1", "order-4-0", "order-4-1"];
     assert_eq!(fixture.recorded().await, committed);
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     let claims: Vec<_> = (0..2000).map(|number| claim(&registered, &format!("large-{number:04}"), "p")).collect();
     let answers = within("claiming two thousand keys", unit.claim(&claims)).await.unwrap();
     assert!(answers.len() == 2000 && answers.iter().all(|answer| *answer == Claimed::Inserted));
-    within("committing", unit.commit()).await.unwrap();
+    within("committing", unit.commit()).await.1.unwrap();
     assert_eq!(fixture.recorded().await.len(), 2006);
 }
 

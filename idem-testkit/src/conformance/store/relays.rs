@@ -68,15 +68,15 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
             .await
             .unwrap();
     }
-    let mut session = fixture.open().await;
-    let mut slow = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+    let session = fixture.open().await;
+    let mut slow = fixture.store.begin(session, options(registered.run)).await.unwrap();
     slow.claim(&[claim(&registered, "slow", "p")]).await.unwrap();
     slow.append(&appended(&registered, ids[0], "slow", Event::to("payments").body("slow"))).await.unwrap();
     publish(&fixture, &registered, ids[0], &[("fast", None)]).await;
     let fast = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&fast), ["fast"], "an uncommitted event is not answered");
     settle(&*outbox, ids[0], &fast[0], EventEnd::Published).await;
-    slow.commit().await.unwrap();
+    slow.commit().await.1.unwrap();
     let late = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&late), ["slow"]);
     assert!(late[0].number < fast[0].number, "the case proves nothing: {late:?}");

@@ -186,11 +186,11 @@ async fn of_unknown_rule<T: StoreUnderTest>(fixture: &Fixture<'_, T>) {
     let registered = fixture.register_as(&registration("payments")).await.unwrap();
     let later = registration("later").hash_rules(vec!["fn:of-a-later-build".to_owned()]);
     let unknown = fixture.register_as(&later).await.unwrap().hash_rules[0];
-    let mut lane = fixture.open().await;
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
     let claims = [claim(&registered, "unknown", "{}").hash_rule(unknown)];
     assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
-    within("committing", unit.commit()).await.unwrap();
+    within("committing", unit.commit()).await.1.unwrap();
 }
 
 /// V14: a key that is held and not committed is unknown, and a look-up does not wait for it.
@@ -232,16 +232,16 @@ pub async fn v14_many_keys_are_looked_up_in_their_order<T: StoreUnderTest>(subje
     super::fixture::process(&orders, ["b", "silent", "a"].map(|key| msg(key, key))).await;
     let registered = fixture.register().await;
     let claims = ["a", "b", "new", "silent"].map(|key| claim(&registered, key, key));
-    let mut lane = fixture.open().await;
-    let looking = fixture.store.look_up(&mut lane, options(registered.run), &claims);
-    let found = within("looking up", looking).await.unwrap();
+    let lane = fixture.open().await;
+    let looking = fixture.store.look_up(lane, options(registered.run), &claims);
+    let (lane, found) = within("looking up", looking).await.unwrap();
     let seen: Vec<_> = found
         .iter()
         .map(|found| found.as_ref().map(|found| (found.recorded.key.as_str(), found.result.is_some())))
         .collect();
     assert_eq!(seen, [Some(("a", true)), Some(("b", true)), None, Some(("silent", false))]);
     // The same in a unit, and on the lane that has looked before.
-    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let mut unit = within("beginning", fixture.store.begin(lane.unwrap(), options(registered.run))).await.unwrap();
     assert_eq!(within("claiming", unit.claim(&claims[..1])).await.unwrap(), [Claimed::NotInserted]);
     assert_eq!(within("looking up", unit.look_up(&claims)).await.unwrap(), found);
     within("rolling back", unit.rollback()).await.unwrap();

@@ -142,8 +142,8 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
             (0..3).map(move |number| Claim::new(scope, key(number), hash(None), HashRuleId(1), Retention::Forever))
         });
         let claims: Vec<_> = sorted(claims.collect());
-        let mut session = self.store.open().await.unwrap();
-        let found = self.store.look_up(&mut session, options(RunId(1), MINUTE), &claims).await.unwrap();
+        let session = self.store.open().await.unwrap();
+        let (_, found) = self.store.look_up(session, options(RunId(1), MINUTE), &claims).await.unwrap();
         let mut lines = vec![seen];
         lines.extend(found.into_iter().flatten().map(|found| self.record(&found.recorded, found.result.as_ref())));
         let mut effects = self.subject.effects().await;

@@ -35,8 +35,8 @@ impl<T: StoreUnderTest> Side<'_, T> {
     /// Answers what it won, and its end.
     async fn alone(&mut self, unit: &Unit) -> Result<(String, String), StoreError> {
         for _ in 0..RUNS_MAX {
-            let (store, mut session) = (Arc::clone(&self.store), self.store.open().await?);
-            let mut open = store.begin(&mut session, options(self.run(), MINUTE)).await?;
+            let (store, session) = (Arc::clone(&self.store), self.store.open().await?);
+            let mut open = store.begin(session, options(self.run(), MINUTE)).await?;
             let Some(begun) = self.claim(&mut open, unit).await? else { return Ok(held_by_nobody()) };
             if let Some(ended) = self.end(open, &begun.hands_in, unit.ends).await? {
                 return Ok((begun.won, ended));
@@ -47,14 +47,12 @@ impl<T: StoreUnderTest> Side<'_, T> {
 
     pub(super) async fn meet(&mut self, first: &Unit, second: &Unit) -> Result<String, StoreError> {
         let store = Arc::clone(&self.store);
-        let (mut one, mut other) = (self.store.open().await?, self.store.open().await?);
-        let mut open = store.begin(&mut one, options(self.run(), MINUTE)).await?;
+        let (one, other) = (self.store.open().await?, self.store.open().await?);
+        let mut open = store.begin(one, options(self.run(), MINUTE)).await?;
         let Some(begun) = self.claim(&mut open, first).await? else { return Ok(held_by_nobody().0) };
-        let mut meets = store.begin(&mut other, options(self.run(), self.patience)).await?;
+        let mut meets = store.begin(other, options(self.run(), self.patience)).await?;
         let met = self.claim(&mut meets, second).await?;
         let ended = self.end(open, &begun.hands_in, first.ends).await?;
-        // The session of a unit that was dropped is dropped too, or its transaction stays open.
-        drop(one);
         let ended = match ended {
             Some(ended) => ended,
             None => self.alone(first).await?.1,
@@ -153,9 +151,9 @@ impl<T: StoreUnderTest> Side<'_, T> {
     }
 
     /// `None` where the store asks for another run.
-    async fn end<'u>(
+    async fn end(
         &self,
-        mut open: <T::Store as Store>::Unit<'u>,
+        mut open: <T::Store as Store>::Unit,
         hands_in: &Appended,
         ends: UnitEnd,
     ) -> Result<Option<String>, StoreError> {
@@ -173,13 +171,13 @@ impl<T: StoreUnderTest> Side<'_, T> {
             }
         }
         match ends {
-            UnitEnd::Commit => match open.commit().await {
+            UnitEnd::Commit => match open.commit().await.1 {
                 Ok(()) => {}
                 Err(CommitError::RolledBack(error)) if error.class() == ErrorClass::RunUnitAgain => return Ok(None),
                 Err(CommitError::RolledBack(error)) => return Err(error),
                 Err(other) => panic!("no commit: {other:?}"),
             },
-            UnitEnd::Rollback => open.rollback().await?,
+            UnitEnd::Rollback => drop(open.rollback().await?),
             UnitEnd::Dropped => drop(open),
         }
         Ok(Some(String::new()))

@@ -33,7 +33,7 @@ use crate::{
     },
     telemetry::{handles::UnitMetrics, spans::Destination},
     unit::{
-        open::OpenUnits,
+        open_units::OpenUnits,
         unused_tx::{TransactionUse, UNUSED_MAX},
     },
 };

@@ -5,6 +5,7 @@ pub(crate) mod alone;
 pub(crate) mod answers;
 mod append;
 mod claim;
+mod close;
 pub(crate) mod decide;
 mod destinations;
 pub(crate) mod engine;
@@ -13,7 +14,8 @@ mod handlers;
 pub(crate) mod identify;
 pub(crate) mod kept;
 pub(crate) mod lookup;
-pub(crate) mod open;
+mod open;
+pub(crate) mod open_units;
 #[cfg(idem_bugs)]
 mod planted;
 mod registration;

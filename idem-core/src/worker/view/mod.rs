@@ -20,7 +20,7 @@ use crate::{
     source::Source,
     store::{ControlState, Store},
     telemetry::handles::WorkerMetrics,
-    unit::open::OpenUnits,
+    unit::open_units::OpenUnits,
     worker::{
         in_flight::InFlight,
         shared::Shared,

@@ -90,7 +90,7 @@ pub use self::{
     once::{
         Ran, RunOnce, RunOnceError, WorkError, Working,
         builder::RunOnceBuilder,
-        operation::{Once, Running},
+        operation::{Begun, Operation, OperationTx},
     },
     outbox::event::{Destination, Event, PublishError},
     outcome::{ConflictKind, Decision, Durable, Failure},

@@ -61,6 +61,13 @@ pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     tokio::spawn(mortal(future))
 }
 
+/// Spawns a task that nobody waits for, as a destructor does. Without a runtime the future is dropped.
+pub(crate) fn detached(future: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = Handle::try_current() {
+        drop(runtime.spawn(mortal(future)));
+    }
+}
+
 /// Spawns a task that is waited for with the others of `tasks`, and can be ended from outside.
 pub(crate) fn spawn_on(tasks: &TaskTracker, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
     tasks.spawn(mortal(future)).abort_handle()

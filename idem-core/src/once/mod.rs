@@ -24,8 +24,8 @@ use crate::{
         builder::RunOnceBuilder,
         conflicts::Conflicts,
         expected::{Expected, Repeats},
-        operation::Once,
-        turns::Turns,
+        operation::Begun,
+        turns::{Turn, Turns},
     },
     outcome::{ConflictKind, Decision, Failure},
     pause::{IntakeGate, Pause},
@@ -345,17 +345,19 @@ impl<S: Store> RunOnce<S> {
         self.run_message(operation(key, payload.as_ref()), work).await
     }
 
-    /// The same step by step, for code that cannot put its work into a closure, such as a request whose handler belongs to
-    /// a framework: the first caller gets an open transaction, and every other the first one's answer.
+    /// The same for code that cannot put its work into a closure, such as a request whose handler belongs to a framework: the first caller
+    /// gets an open transaction as a value, and every other the first one's answer.
     ///
     /// ```
-    /// # use idem_core::{Once, ResultBody, RunOnce, RunOnceError, Store};
+    /// # use idem_core::{Begun, ResultBody, RunOnce, RunOnceError, Store};
     /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
     ///     match payments.once(key, payload).await? {
-    ///         Once::Known(ran) => Ok(ran.value),
-    ///         Once::First(mut run) => {
-    ///             run.with(|tx| Box::pin(async move { drop(tx.connection()) })).await?;
-    ///             Ok(run.finish(ResultBody::new("paid")).await?.value)
+    ///         Begun::Known(ran) => Ok(ran.value),
+    ///         Begun::First(mut operation) => {
+    ///             let mut lent = operation.tx()?;
+    ///             drop(lent.tx().connection()); // the store's own: run statements on it
+    ///             drop(lent);
+    ///             Ok(operation.finish(ResultBody::new("paid")).await?.value)
     ///         }
     ///     }
     /// }
@@ -366,7 +368,7 @@ impl<S: Store> RunOnce<S> {
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call leaves nothing behind.
-    pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Once<S>, RunOnceError> {
+    pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Begun<S>, RunOnceError> {
         operation::begin(self, operation(key, payload.as_ref())).await
     }
 
@@ -377,7 +379,7 @@ impl<S: Store> RunOnce<S> {
     ///
     /// # Cancel safety
     /// As for [`once`](Self::once).
-    pub async fn once_message(&self, message: Message) -> Result<Once<S>, RunOnceError> {
+    pub async fn once_message(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
         operation::begin(self, message).await
     }
 
@@ -423,47 +425,41 @@ impl<S: Store> RunOnce<S> {
     where
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
     {
+        let mut call = self.call(message).await?;
+        #[cfg(idem_bugs)]
+        let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
+        let ended = spawn::finished(async move {
+            if let Some((decision, result)) = call.recorded().await? {
+                return call.ended(decision, result).await;
+            }
+            let work = OfCall(work);
+            let mut answers = Answers::new(Some(&work), call.calls.final_errors);
+            #[cfg(idem_bugs)]
+            {
+                answers.early = Some(early);
+            }
+            let own = &mut call.own;
+            let decision = alone::decide_one(&own.engine, &mut own.session, &call.item, Some(&mut answers)).await;
+            let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
+            call.ended(decision, result).await
+        });
+        #[cfg(idem_bugs)]
+        let ended = before_the_commit(ended, handed_out);
+        ended.await
+    }
+
+    /// Waits for the call's turn with its key, and for a connection.
+    async fn call(&self, message: Message) -> Result<Call<S>, RunOnceError> {
         let item = self.identified(message).await?;
         let turn = match &item.claim {
             Some(claim) => self.calls.turns.take(claim, self.engine.settings.busy_timeout).await,
             None => Ok(None),
         };
         let turn = turn.map_err(|_too_long| RunOnceError::Busy)?;
-        let mut own = OwnSession::of(&self.engine).await;
-        let calls = Arc::clone(&self.calls);
+        let own = OwnSession::of(&self.engine).await;
         // Asked for here, after the wait for a connection, which may be a long one.
         let pause = self.calls.gate.pause();
-        #[cfg(idem_bugs)]
-        let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
-        let ended = spawn::finished(async move {
-            let expected = calls.expected(&item);
-            let is_looked_up = expected != Expected::First || pause.is_some();
-            let recorded = if is_looked_up { recorded(&mut own, &item).await } else { None };
-            let (decision, result) = match (recorded, pause) {
-                (Some(recorded), _) => recorded,
-                (None, Some(pause)) => return Err(RunOnceError::Paused(pause)),
-                (None, None) => {
-                    let work = OfCall(work);
-                    let mut answers = Answers::new(Some(&work), calls.final_errors);
-                    #[cfg(idem_bugs)]
-                    {
-                        answers.early = Some(early);
-                    }
-                    let decision = alone::decide_one(&own.engine, &mut own.session, &item, Some(&mut answers)).await;
-                    (decision, answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent)))
-                }
-            };
-            calls.note(&own.engine, &item, expected, &decision).await;
-            if let Some(turn) = turn
-                && matches!(decision, Decision::Processed(_) | Decision::Duplicate(..) | Decision::Conflict(..))
-            {
-                turn.decided();
-            }
-            answered(decision, result, item.message.key().cloned())
-        });
-        #[cfg(idem_bugs)]
-        let ended = before_the_commit(ended, handed_out);
-        ended.await
+        Ok(Call { item, own, calls: Arc::clone(&self.calls), pause, expected: Expected::First, turn })
     }
 
     /// The answer of the operation with this message's key and payload; `None` where it was not done. Nothing runs, and nothing
@@ -487,6 +483,41 @@ impl<S: Store> RunOnce<S> {
             answered(decision, result, item.message.key().cloned()).map(Some)
         })
         .await
+    }
+}
+
+/// A call that has its turn and a connection.
+struct Call<S: Store> {
+    item: Item,
+    own: OwnSession<S>,
+    calls: Arc<Calls>,
+    pause: Option<Pause>,
+    expected: Expected,
+    turn: Option<Turn>,
+}
+
+impl<S: Store> Call<S> {
+    /// The decision by the record of the operation, where it is expected to have one; `None` where its work is to run.
+    async fn recorded(&mut self) -> Result<Option<(Decision, Known)>, RunOnceError> {
+        self.expected = self.calls.expected(&self.item);
+        let is_looked_up = self.expected != Expected::First || self.pause.is_some();
+        let recorded = if is_looked_up { recorded(&mut self.own, &self.item).await } else { None };
+        match (recorded, self.pause.take()) {
+            (None, Some(pause)) => Err(RunOnceError::Paused(pause)),
+            (recorded, _) => Ok(recorded),
+        }
+    }
+
+    /// Learns from the end of the call, and answers it.
+    async fn ended(self, decision: Decision, result: Known) -> Result<Ran, RunOnceError> {
+        let Self { item, own, calls, expected, turn, .. } = self;
+        calls.note(&own.engine, &item, expected, &decision).await;
+        if let Some(turn) = turn
+            && matches!(decision, Decision::Processed(_) | Decision::Duplicate(..) | Decision::Conflict(..))
+        {
+            turn.decided();
+        }
+        answered(decision, result, item.message.key().cloned())
     }
 }
 

@@ -1,38 +1,47 @@
-//! [`Once`]: work that is done step by step, in a unit that a task holds for it.
+//! [`Operation`]: an operation under way as a value, for work that cannot be put into a closure.
 //!
-//! A unit borrows its connection, so a caller cannot own it and take it along. A task runs the steps that it is sent, in
-//! its open transaction, until it is sent the outcome.
+//! Its unit stands in a slot. [`Operation::tx`] takes the slot's lock for as long as the transaction is lent, so that nothing else can be sent
+//! on it meanwhile; what ends the operation needs the lock too.
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{mpsc, oneshot},
-    task::JoinHandle,
+    sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard},
+    task::AbortHandle,
+    time::Instant,
 };
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::{
     dead_letter::Reason,
     error::ErrorClass,
-    handler_error::CannotRepeat,
+    handler::Handler,
+    handler_error::{CannotRepeat, HandlerError},
     message::Message,
-    once::{Ran, RunOnce, RunOnceError, WorkError},
+    names::IdempotencyKey,
+    once::{Call, Ran, RunOnce, RunOnceError},
+    outbox::{
+        collect::Collector,
+        event::{Event, PublishError},
+    },
     outcome::Failure,
-    results::result::ResultBody,
+    results::result::{NotKept, ResultBody},
     spawn,
     store::{Store, tx::Tx},
+    unit::{
+        alone::{self, Rounds},
+        answers::Answers,
+        close,
+        open::Opened,
+        run::Worked,
+    },
 };
 
 /// The answer of [`RunOnce::once`](crate::RunOnce::once).
 #[derive(Debug)]
-pub enum Once<S: Store> {
+pub enum Begun<S: Store> {
     /// The operation is new, its key is claimed, and its transaction is open.
-    First(Running<S>),
+    First(Operation<S>),
     /// It was done before, with this answer.
     Known(Ran),
 }
@@ -42,62 +51,62 @@ pub enum Once<S: Store> {
 /// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::RunOnceBuilder::lanes): a
 /// task that has one and begins another may wait for itself. It takes at most the
 /// [deadline of handlers](crate::RunOnceBuilder::handler_deadline), after which nothing of it is kept.
-pub struct Running<S: Store> {
+///
+/// Its work cannot run again. Where the transaction could not be committed for another's sake, it fails with [`CannotRepeat`].
+pub struct Operation<S: Store> {
     message: Message,
-    steps: mpsc::Sender<Step<S>>,
-    ended: JoinHandle<Result<Ran, RunOnceError>>,
+    slot: Slot<S>,
+    deadline: AbortHandle,
 }
 
-type StepFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type Slot<S> = Arc<Mutex<Option<Held<S>>>>;
 
-type StepFn<S> = dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> StepFuture<'a, ()> + Send;
-
-enum Step<S: Store> {
-    Do(Box<StepFn<S>>),
-    End(Result<ResultBody, WorkError>),
+/// The unit of an operation, and what it needs to end. The transaction goes first, then the call's place and its turn.
+struct Held<S: Store> {
+    opened: Opened<S>,
+    collector: Collector<'static>,
+    span: Span,
+    rounds: Rounds,
+    since: Instant,
+    is_used: bool,
+    call: Call<S>,
 }
 
-impl<S: Store> fmt::Debug for Running<S> {
+/// The transaction of an [`Operation`], lent. Where it is dropped it goes back, or is rolled back if the operation has ended meanwhile.
+pub struct OperationTx<'o, S: Store> {
+    held: OwnedMappedMutexGuard<Option<Held<S>>, Held<S>>,
+    _operation: PhantomData<&'o mut Operation<S>>,
+}
+
+impl<S: Store> fmt::Debug for Operation<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").finish_non_exhaustive()
+        f.debug_struct("Operation").finish_non_exhaustive()
     }
 }
 
-impl<S: Store> Running<S> {
-    /// The operation as its steps have it in [`Tx::message`]: with its key, from which [derived keys](Message::derived_key) for others
+impl<S: Store> fmt::Debug for OperationTx<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperationTx").finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Operation<S> {
+    /// The operation as its work has it in [`Tx::message`]: with its key, from which [derived keys](Message::derived_key) for others
     /// follow.
     #[must_use]
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// Runs a step in the transaction, and returns its answer. May be called several times; whether the transaction can go on
-    /// after an error of the database is up to the database.
+    /// The transaction. May be asked for several times; whether it can go on after an error of the database is up to the database.
     ///
     /// # Errors
     /// The operation has ended meanwhile, at its deadline; nothing of it is kept.
-    ///
-    /// # Cancel safety
-    /// A step that a dropped call has begun is finished before the next one.
-    pub async fn with<T, F>(&mut self, step: F) -> Result<T, RunOnceError>
-    where
-        T: Send + 'static,
-        F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> StepFuture<'a, T> + Send + 'static,
-    {
-        let (answer, answered) = oneshot::channel();
-        let step = Step::Do(Box::new(move |tx| {
-            Box::pin(async move {
-                let done = step(tx).await;
-                // The caller may have given up.
-                let _ = answer.send(done);
-            })
-        }));
-        if self.steps.send(step).await.is_ok()
-            && let Ok(done) = answered.await
-        {
-            return Ok(done);
-        }
-        Err(over())
+    pub fn tx(&mut self) -> Result<OperationTx<'_, S>, RunOnceError> {
+        let slot = Arc::clone(&self.slot).try_lock_owned().map_err(|_locked| over())?;
+        let mut held = OwnedMutexGuard::try_map(slot, Option::as_mut).map_err(|_ended| over())?;
+        held.is_used = true;
+        Ok(OperationTx { held, _operation: PhantomData })
     }
 
     /// Commits the operation with this as its result.
@@ -109,10 +118,14 @@ impl<S: Store> Running<S> {
     /// # Cancel safety
     /// A dropped call lets the commit finish. Ask again with the same key to learn the outcome.
     pub async fn finish(self, value: ResultBody) -> Result<Ran, RunOnceError> {
-        self.end(Ok(value)).await
+        let held = self.take().ok_or_else(over)?;
+        // A result that is refused fails the operation, and is noted.
+        let _ = held.collector.set_result(&self.message, value);
+        let worked = Worked::Well { is_taken: held.is_used };
+        spawn::finished(held.end(worked)).await
     }
 
-    /// Refuses the operation for good: see [`WorkError::final_result`].
+    /// Refuses the operation for good: see [`WorkError::final_result`](crate::WorkError::final_result).
     ///
     /// # Errors
     /// As for [`finish`](Self::finish).
@@ -120,7 +133,8 @@ impl<S: Store> Running<S> {
     /// # Cancel safety
     /// As for [`finish`](Self::finish).
     pub async fn refuse(self, value: ResultBody) -> Result<Ran, RunOnceError> {
-        self.end(Err(WorkError::final_result(value))).await
+        let held = self.take().ok_or_else(over)?;
+        spawn::finished(held.end(Worked::Refused(value))).await
     }
 
     /// Gives the operation up: it is rolled back, and its key is free again once this has returned.
@@ -128,65 +142,130 @@ impl<S: Store> Running<S> {
     /// # Cancel safety
     /// A dropped call lets the end come by itself, as dropping the operation does.
     pub async fn give_up(self) {
-        let Self { steps, ended, .. } = self;
-        drop(steps);
-        // It ends as given up, or has ended before.
-        let _ = ended.await;
+        if let Some(held) = self.take() {
+            spawn::finished(held.undo()).await;
+        }
     }
 
-    async fn end(self, outcome: Result<ResultBody, WorkError>) -> Result<Ran, RunOnceError> {
-        let Self { steps, ended, .. } = self;
-        // Where the task is over, its answer says why.
-        let _ = steps.send(Step::End(outcome)).await;
-        drop(steps);
-        ended.await.unwrap_or_else(|_panicked| Err(over()))
+    /// Takes the unit out of its slot, unless the operation has ended.
+    fn take(&self) -> Option<Held<S>> {
+        let held = self.slot.try_lock().ok()?.take()?;
+        self.deadline.abort();
+        Some(held)
+    }
+}
+
+impl<S: Store> Drop for Operation<S> {
+    fn drop(&mut self) {
+        // Without a runtime the connection is closed, which rolls back too.
+        if let Some(held) = self.take() {
+            spawn::detached(held.undo());
+        }
+    }
+}
+
+impl<S: Store> OperationTx<'_, S> {
+    /// The transaction as a handler has it.
+    pub fn tx(&mut self) -> Tx<'_, S> {
+        let Held { opened, collector, .. } = &mut *self.held;
+        opened.tx().of_operation(collector)
+    }
+
+    /// Publishes an event of the operation: see [`Tx::publish`].
+    ///
+    /// # Errors
+    /// [`PublishError`]. The operation then fails, also where its work goes on.
+    pub fn publish(&mut self, event: Event) -> Result<IdempotencyKey, PublishError> {
+        let message = self.held.call.item.message.clone();
+        self.tx().publish(&message, event)
+    }
+}
+
+impl<S: Store> Held<S> {
+    async fn end(self, worked: Worked) -> Result<Ran, RunOnceError> {
+        let Self { opened, collector, span, rounds, since, mut call, .. } = self;
+        call.own.engine.metrics.handler_time.record(since.elapsed());
+        let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
+        answers.of = vec![None];
+        let (unit, work) = ((opened, span, rounds), (collector, worked));
+        let own = &mut call.own;
+        let decision = alone::end_one(&own.engine, &mut own.session, &call.item, unit, work, &mut answers).await;
+        let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
+        call.ended(decision, result).await
+    }
+
+    /// Rolls back, within the time for an answer, and gives the connection back.
+    async fn undo(self) {
+        let Self { opened, mut call, .. } = self;
+        call.own.session = close::give_up(&call.own.engine, opened).await;
+    }
+
+    /// The same where a statement may be running.
+    async fn abandon(self) {
+        let Self { opened, call, .. } = self;
+        close::abandon(&call.own.engine, opened).await;
+    }
+}
+
+/// Ends the operation at its deadline: at once, or where its transaction is lent when that comes back.
+async fn end_late<S: Store>(slot: Slot<S>, deadline: Duration) {
+    tokio::time::sleep(deadline).await;
+    if let Ok(mut here) = slot.try_lock() {
+        let held = here.take();
+        drop(here);
+        if let Some(held) = held {
+            held.undo().await;
+        }
+        return;
+    }
+    let held = slot.lock().await.take();
+    if let Some(held) = held {
+        held.abandon().await;
+    }
+}
+
+/// The work of an operation whose unit runs again.
+struct Gone;
+
+impl<S: Store> Handler<S> for Gone {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        Err(CannotRepeat.into())
     }
 }
 
 fn over() -> RunOnceError {
-    let text =
-        "the operation has ended meanwhile, at its deadline or because a step of it panicked; nothing of it is kept";
+    let text = "the operation has ended meanwhile, at its deadline; nothing of it is kept";
     RunOnceError::Failed(Failure::new(ErrorClass::Transient, Reason::Deadline, text))
 }
 
-/// Claims the key, and has a task hold its unit.
-pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Result<Once<S>, RunOnceError> {
-    let (steps, to_do) = mpsc::channel(1);
-    let (tell, begun) = oneshot::channel();
-    // Taken by the first run. Where the engine runs the unit again, its steps are gone.
-    let first = Arc::new(Mutex::new(Some((to_do, tell))));
-    let runs = runs.clone();
-    let work = async move {
-        let work = runs.run_message(message, move |tx| {
-            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-            Box::pin(async move {
-                let (to_do, tell) = first.ok_or(CannotRepeat)?;
-                tx.runs_once();
-                let message = tx.message().cloned().ok_or_else(|| WorkError::from("the operation has no message"))?;
-                // The caller may have given up.
-                let _ = tell.send(message);
-                steps_of(to_do, tx).await
-            })
-        });
-        work.await
+/// Claims the key, or answers what is known of it.
+pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Result<Begun<S>, RunOnceError> {
+    let mut call = runs.call(message).await?;
+    let begun = async move {
+        if let Some((decision, result)) = call.recorded().await? {
+            return call.ended(decision, result).await.map(Begun::Known);
+        }
+        let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
+        let own = &mut call.own;
+        match alone::begin_one(&own.engine, &mut own.session, &call.item, &mut answers).await {
+            Ok((opened, span, rounds)) => Ok(Begun::First(held(call, opened, span, rounds))),
+            Err(decision) => {
+                let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
+                call.ended(decision, result).await.map(Begun::Known)
+            }
+        }
     };
-    // The spans of the unit stand under the caller's, as those of a call that waits.
-    let mut ended = spawn::spawn(work.in_current_span());
-    let running = |message, ended| Ok(Once::First(Running { message, steps, ended }));
-    tokio::select! {
-        biased;
-        Ok(message) = begun => running(message, ended),
-        end = &mut ended => Ok(Once::Known(end.unwrap_or_else(|_panicked| Err(over()))?)),
-    }
+    spawn::finished(begun.in_current_span()).await
 }
 
-/// Runs the steps that it is sent, until it is sent the outcome.
-async fn steps_of<S: Store>(mut to_do: mpsc::Receiver<Step<S>>, tx: &mut Tx<'_, S>) -> Result<ResultBody, WorkError> {
-    while let Some(step) = to_do.recv().await {
-        match step {
-            Step::Do(step) => step(tx).await,
-            Step::End(outcome) => return outcome,
-        }
-    }
-    Err(WorkError::from("the operation was given up"))
+fn held<S: Store>(call: Call<S>, opened: Opened<S>, span: Span, rounds: Rounds) -> Operation<S> {
+    let (engine, message) = (&call.own.engine, call.item.message.clone());
+    let collector = Collector::of_operation(Arc::clone(&engine.publishing), message.clone());
+    collector.runs_once();
+    let deadline = engine.settings.handler_deadline;
+    let since = Instant::now();
+    let held = Held { opened, collector, span, rounds, since, is_used: false, call };
+    let slot = Arc::new(Mutex::new(Some(held)));
+    let deadline = spawn::spawn(end_late(Arc::clone(&slot), deadline)).abort_handle();
+    Operation { message, slot, deadline }
 }

@@ -1,6 +1,9 @@
 //! Collects the events and results of handlers, which are appended to the unit before its seal.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use sha2::{Digest as _, Sha256};
 
@@ -121,15 +124,41 @@ impl HandedIn {
 /// events of a failed call are dropped with it.
 #[derive(Debug)]
 pub(crate) struct Collector<'m> {
-    rules: &'m PublishRules,
+    rules: Rules<'m>,
     messages: Messages<'m>,
     buffer: Mutex<Buffer>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
+enum Rules<'m> {
+    Lent(&'m PublishRules),
+    Own(Arc<PublishRules>),
+}
+
+impl Deref for Rules<'_> {
+    type Target = PublishRules;
+
+    fn deref(&self) -> &PublishRules {
+        match self {
+            Self::Lent(rules) => rules,
+            Self::Own(rules) => rules,
+        }
+    }
+}
+
+#[derive(Debug)]
 enum Messages<'m> {
     One(&'m Message),
     Many(&'m [&'m Message]),
+    /// Of an operation, which is held as a value.
+    Own(Message),
+}
+
+impl Collector<'static> {
+    /// A buffer for an operation, which is held as a value.
+    pub(crate) fn of_operation(rules: Arc<PublishRules>, message: Message) -> Self {
+        Self { rules: Rules::Own(rules), messages: Messages::Own(message), buffer: Mutex::default() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -153,13 +182,14 @@ impl<'m> Collector<'m> {
     }
 
     fn new(rules: &'m PublishRules, messages: Messages<'m>) -> Self {
-        Self { rules, messages, buffer: Mutex::default() }
+        Self { rules: Rules::Lent(rules), messages, buffer: Mutex::default() }
     }
 
     /// The message of the call, if there is only one.
-    pub(crate) fn message(&self) -> Option<&'m Message> {
-        match self.messages {
+    pub(crate) fn message(&self) -> Option<&Message> {
+        match &self.messages {
             Messages::One(message) => Some(message),
+            Messages::Own(message) => Some(message),
             Messages::Many(_) => None,
         }
     }
@@ -243,14 +273,13 @@ impl<'m> Collector<'m> {
     /// Messages are found by key, so a clone of one works: a unit holds no key twice.
     fn place_of(&self, message: &Message) -> Result<usize, PublishError> {
         let Some(cause) = message.cause() else {
-            return Err(match self.messages {
-                Messages::One(own) if own.cause().is_none() => PublishError::Unprotected,
-                Messages::One(_) | Messages::Many(_) => PublishError::OtherMessage,
-            });
+            let is_unprotected = self.message().is_some_and(|own| own.cause().is_none());
+            return Err(if is_unprotected { PublishError::Unprotected } else { PublishError::OtherMessage });
         };
         let is_it = |own: &Message| own.cause() == Some(cause);
-        let place = match self.messages {
+        let place = match &self.messages {
             Messages::One(own) => is_it(own).then_some(0),
+            Messages::Own(own) => is_it(own).then_some(0),
             Messages::Many(all) => all.iter().position(|own| is_it(own)),
         };
         place.ok_or(PublishError::OtherMessage)
@@ -258,8 +287,8 @@ impl<'m> Collector<'m> {
 
     fn at<'b>(&self, buffer: &'b mut Buffer, place: usize) -> &'b mut HandedIn {
         if buffer.by_message.is_empty() {
-            let messages = match self.messages {
-                Messages::One(_) => 1,
+            let messages = match &self.messages {
+                Messages::One(_) | Messages::Own(_) => 1,
                 Messages::Many(all) => all.len(),
             };
             buffer.by_message.resize_with(messages, HandedIn::default);

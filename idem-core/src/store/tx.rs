@@ -34,6 +34,11 @@ impl<'t, S: Store> Tx<'t, S> {
         Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector), taken: false }
     }
 
+    /// The same transaction, with the place for the events and the result of an operation.
+    pub(crate) fn of_operation(self, collector: &'t Collector<'t>) -> Self {
+        Self { collector: Some(collector), ..self }
+    }
+
     /// The connection to run statements on, of the store's own type.
     pub fn connection(&mut self) -> S::Connection<'_> {
         self.taken = true;

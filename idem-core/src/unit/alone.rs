@@ -1,7 +1,12 @@
 //! After a failed unit a consumer without a worker runs each message alone, in order, so that an innocent
 //! handler runs at most twice and only the culprit is charged.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::ControlFlow,
+};
+
+use tracing::Span;
 
 use crate::{
     dead_letter::Reason,
@@ -11,6 +16,7 @@ use crate::{
     hash::PayloadHash,
     message::Message,
     names::{OrderingKey, ScopeId},
+    outbox::collect::Collector,
     outcome::{Decision, Failure},
     policy::{self, Action, Known, Seen},
     store::{
@@ -21,7 +27,8 @@ use crate::{
         answers::{self, Answers},
         engine::Engine,
         identify::Item,
-        run::{End, run},
+        open::Opened,
+        run::{End, Worked, begin_alone, end_alone, run},
         session::{NO_LANE, inject},
     },
 };
@@ -83,36 +90,78 @@ pub(crate) async fn whole<S: Store>(
     engine: &Engine<S>,
     session: &mut Option<S::Session>,
     items: &[Item],
+    answers: Option<&mut Answers<'_, S>>,
+) -> Option<Vec<Decision>> {
+    rest(engine, session, items, Rounds::of(items.len()), answers).await
+}
+
+async fn rest<S: Store>(
+    engine: &Engine<S>,
+    session: &mut Option<S::Session>,
+    items: &[Item],
+    mut rounds: Rounds,
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> Option<Vec<Decision>> {
-    // Without a worker nothing is counted or held: where a worker would do so, this call ends, with the cause as the decision.
-    let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
-    let mut contended = None;
-    let mut cause = None;
-    let mut round = 0;
-    while round < ROUNDS_MAX {
-        known.again = round;
+    while rounds.begin() {
         let (kept, end) = run(engine, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
         *session = kept;
+        if let ControlFlow::Break(decided) = rounds.after(engine, end, items.len(), answers.as_deref()).await {
+            return decided;
+        }
+    }
+    rounds.spent::<S>(items.len())
+}
+
+/// The rounds in which a unit runs as it is. Without a worker nothing is counted or held: where a worker would do so, the call ends, with the
+/// cause as the decision.
+pub(crate) struct Rounds {
+    known: Known,
+    contended: Option<StoreError>,
+    cause: Option<String>,
+    round: u32,
+}
+
+impl Rounds {
+    fn of(items: usize) -> Self {
+        let known = Known { attempt: u32::from(items == 1), attempts_max: u32::MAX, ..Known::default() };
+        Self { known, contended: None, cause: None, round: 0 }
+    }
+
+    /// Whether there is another round.
+    fn begin(&mut self) -> bool {
+        self.known.again = self.round;
+        self.round < ROUNDS_MAX
+    }
+
+    /// What the end of a round decides, or that another one follows. `None` where the messages must run alone.
+    async fn after<S: Store>(
+        &mut self,
+        engine: &Engine<S>,
+        end: End,
+        items: usize,
+        answers: Option<&Answers<'_, S>>,
+    ) -> ControlFlow<Option<Vec<Decision>>> {
         if matches!(end, End::Refused) {
             // The next unit keeps the outcome of the work, and does not run it.
-            match failpoint!(REFUSED) {
-                Ok(()) => continue,
-                Err(injected) => return Some(vec![Decision::Failed(store_failure::<S>(&inject(injected)))]),
-            }
+            return match failpoint!(REFUSED) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(injected) => {
+                    ControlFlow::Break(Some(vec![Decision::Failed(store_failure::<S>(&inject(injected)))]))
+                }
+            };
         }
-        round += 1;
+        self.round += 1;
         let (seen, error) = match end {
             // Another process has claimed the key of a refused operation meanwhile, and decides it.
             End::Decided(decisions)
                 if matches!(decisions[..], [Decision::Busy])
-                    && round < ROUNDS_MAX
-                    && answers.as_deref().is_some_and(|answers| answers.refused.is_some()) =>
+                    && self.round < ROUNDS_MAX
+                    && answers.is_some_and(|answers| answers.refused.is_some()) =>
             {
-                continue;
+                return ControlFlow::Continue(());
             }
-            End::Decided(decisions) => return Some(with_cause(decisions, cause)),
-            End::Isolate(_) | End::Held | End::NotBegun | End::Refused => return None,
+            End::Decided(decisions) => return ControlFlow::Break(Some(with_cause(decisions, self.cause.take()))),
+            End::Isolate(_) | End::Held | End::NotBegun | End::Refused => return ControlFlow::Break(None),
             End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
@@ -120,21 +169,24 @@ pub(crate) async fn whole<S: Store>(
             End::NoWinner(error) => (Seen::NoWinner, error),
             End::Lost(error) | End::StoreFailed(error) => (Seen::StoreFailed(error.class()), error),
         };
-        match policy::after(&known, seen) {
+        match policy::after(&self.known, seen) {
             // The next round claims on a new connection, which shows how the commit ended (A5, A6).
             Action::ClaimAgain => {
                 tracing::warn!(idem.consumer = %engine.name, error = one_line::<S>(&error), "the answer to a commit was lost");
                 let error = one_line::<S>(&error);
-                cause = Some(format!("the answer to the commit was lost, and nothing had been committed: {error}"));
-                contended = None;
+                self.cause =
+                    Some(format!("the answer to the commit was lost, and nothing had been committed: {error}"));
+                self.contended = None;
+                ControlFlow::Continue(())
             }
             Action::RunAgain => {
                 tracing::debug!(idem.consumer = %engine.name, error = one_line::<S>(&error), "the unit runs again");
-                cause = Some(format!("{} ({})", one_line::<S>(&error), error.class()));
-                contended = Some(error);
+                self.cause = Some(format!("{} ({})", one_line::<S>(&error), error.class()));
+                self.contended = Some(error);
+                ControlFlow::Continue(())
             }
-            Action::RunAlone if items.len() > 1 => return None,
-            Action::Retry if seen == Seen::Contended && items.len() > 1 => return None,
+            Action::RunAlone if items > 1 => ControlFlow::Break(None),
+            Action::Retry if seen == Seen::Contended && items > 1 => ControlFlow::Break(None),
             Action::RunAlone
             | Action::AskTheDatabase
             | Action::AwaitTheDatabase
@@ -142,12 +194,55 @@ pub(crate) async fn whole<S: Store>(
             | Action::Retry
             | Action::DeadLetter
             | Action::Stop => {
-                return Some(items.iter().map(|_| Decision::Failed(store_failure::<S>(&error))).collect());
+                let failed = (0..items).map(|_| Decision::Failed(store_failure::<S>(&error)));
+                ControlFlow::Break(Some(failed.collect()))
             }
         }
     }
-    // A message that ran alone each time has failed with this error.
-    contended.filter(|_| items.len() == 1).map(|error| vec![Decision::Failed(store_failure::<S>(&error))])
+
+    /// The decisions after the last round. A message that ran alone each time has failed with the error of its unit.
+    fn spent<S: Store>(self, items: usize) -> Option<Vec<Decision>> {
+        self.contended.filter(|_| items == 1).map(|error| vec![Decision::Failed(store_failure::<S>(&error))])
+    }
+}
+
+/// Begins the unit of one message whose work is another's. An error is its decision.
+pub(crate) async fn begin_one<S: Store>(
+    engine: &Engine<S>,
+    session: &mut Option<S::Session>,
+    item: &Item,
+    answers: &mut Answers<'_, S>,
+) -> Result<(Opened<S>, Span, Rounds), Decision> {
+    let mut rounds = Rounds::of(1);
+    while rounds.begin() {
+        match begin_alone(engine, session.take(), item, answers).await {
+            Ok((opened, span)) => return Ok((opened, span, rounds)),
+            Err((kept, end)) => {
+                *session = kept;
+                if let ControlFlow::Break(decided) = rounds.after(engine, end, 1, Some(answers)).await {
+                    return Err(of_one(decided));
+                }
+            }
+        }
+    }
+    Err(of_one(rounds.spent::<S>(1)))
+}
+
+/// Ends that unit after its work, and decides the message. Where the unit runs again, the work of `answers` runs in place of the other's.
+pub(crate) async fn end_one<S: Store>(
+    engine: &Engine<S>,
+    session: &mut Option<S::Session>,
+    item: &Item,
+    (opened, span, mut rounds): (Opened<S>, Span, Rounds),
+    work: (Collector<'_>, Worked),
+    answers: &mut Answers<'_, S>,
+) -> Decision {
+    let (kept, end) = end_alone(engine, (opened, span), item, work, answers).await;
+    *session = kept;
+    of_one(match rounds.after(engine, end, 1, Some(answers)).await {
+        ControlFlow::Break(decided) => decided,
+        ControlFlow::Continue(()) => rest(engine, session, std::slice::from_ref(item), rounds, Some(answers)).await,
+    })
 }
 
 /// A second run of work that cannot run again fails for the error that ended the first one.
@@ -236,8 +331,11 @@ pub(crate) async fn decide_one<S: Store>(
     item: &Item,
     answers: Option<&mut Answers<'_, S>>,
 ) -> Decision {
-    let decided = whole(engine, session, std::slice::from_ref(item), answers).await;
-    // Without an answer after that many rounds, the outcome is unknown: the message goes back and is claimed again.
+    of_one(whole(engine, session, std::slice::from_ref(item), answers).await)
+}
+
+/// Without an answer after that many rounds, the outcome is unknown: the message goes back and is claimed again.
+fn of_one(decided: Option<Vec<Decision>>) -> Decision {
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }
 

@@ -57,6 +57,16 @@ pub(super) async fn close<S: Store, J: Borrow<Item> + Sync>(
     (session, decide(engine, items, &fold, run, ledger, answers))
 }
 
+/// Rolls back a unit whose work was given up, at its beginning or between two statements.
+pub(crate) async fn give_up<S: Store>(engine: &Engine<S>, opened: Opened<S>) -> Option<S::Session> {
+    rollback(engine, opened.unit).await.unwrap_or_default()
+}
+
+/// Ends a unit on the server whose work may have left a statement running.
+pub(crate) async fn abandon<S: Store>(engine: &Engine<S>, opened: Opened<S>) {
+    let _ = tokio::time::timeout(engine.settings.answer_timeout, opened.unit.abandon()).await;
+}
+
 /// Decides every message of a unit that went well, and leaves their results in `answers`.
 pub(super) fn decide<S: Store, J: Borrow<Item>>(
     engine: &Engine<S>,

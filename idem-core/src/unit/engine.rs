@@ -68,7 +68,7 @@ pub(crate) struct Engine<S: Store> {
     /// The facts about its broker that this source found.
     pub(super) attached: OnceLock<Attached>,
     /// The destinations that handlers may publish to, and the limits of events and results.
-    pub(crate) publishing: PublishRules,
+    pub(crate) publishing: Arc<PublishRules>,
     /// The seal of results.
     pub(super) seal: Option<Arc<dyn Seal>>,
     pub(super) destinations: Destinations,

@@ -223,22 +223,23 @@ async fn run_one<S: Store>(
                 return Err(HandlingError::one(index, engine.failure(error), TransactionState::Clean));
             };
             drop(tx);
-            // What the work has noted comes first: an outcome that may come of an error that passes is not final.
-            if let Some(noted) = collector.noted_error().map(|noted| engine.failure(noted))
-                && noted.comes_again()
-            {
-                return Err(HandlingError::one(index, noted, TransactionState::Unknown));
-            }
-            return Err(match engine.publishing.check_result(&outcome) {
-                Ok(()) => HandlingError::Final(outcome),
-                Err(error) => HandlingError::one(index, refused(&error), TransactionState::Clean),
-            });
+            return Err(refused_for_good(engine, index, collector, outcome));
         }
         Handled::Panicked => return Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
         Handled::TimedOut => return Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
     }
     let is_taken = tx.is_taken();
     drop(tx);
+    went_well(engine, index, collector, is_taken)
+}
+
+/// The events and the result of work that went well, if any.
+pub(super) fn went_well<S: Store>(
+    engine: &Engine<S>,
+    index: usize,
+    collector: Collector<'_>,
+    is_taken: bool,
+) -> Result<Option<HandedIn>, HandlingError> {
     let handed_in = collector.finish();
     let mut handed_in =
         handed_in.map_err(|error| HandlingError::one(index, refused(&error), TransactionState::Clean))?;
@@ -247,13 +248,32 @@ async fn run_one<S: Store>(
     Ok(handed_in)
 }
 
+/// The end of work that was refused for good with this outcome.
+pub(super) fn refused_for_good<S: Store>(
+    engine: &Engine<S>,
+    index: usize,
+    collector: Collector<'_>,
+    outcome: ResultBody,
+) -> HandlingError {
+    // What the work has noted comes first: an outcome that may come of an error that passes is not final.
+    if let Some(noted) = collector.noted_error().map(|noted| engine.failure(noted))
+        && noted.comes_again()
+    {
+        return HandlingError::one(index, noted, TransactionState::Unknown);
+    }
+    match engine.publishing.check_result(&outcome) {
+        Ok(()) => HandlingError::Final(outcome),
+        Err(error) => HandlingError::one(index, refused(&error), TransactionState::Clean),
+    }
+}
+
 /// A handler whose event or result was refused fails for good, whatever it answered.
 fn refused(error: &PublishError) -> Failure {
     Failure::new(ErrorClass::Permanent, Reason::Permanent, error.to_string()).of(error.cause())
 }
 
 /// Passes the failpoint between two handlers.
-async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> {
+pub(super) async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> {
     let answer = ended?;
     failpoint!(HANDLER_MID).map_err(|injected| HandlingError::Store(inject(injected)))?;
     Ok(answer)

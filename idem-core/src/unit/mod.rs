@@ -5,7 +5,7 @@ pub(crate) mod alone;
 pub(crate) mod answers;
 mod append;
 mod claim;
-mod close;
+pub(crate) mod close;
 pub(crate) mod decide;
 mod destinations;
 pub(crate) mod engine;
@@ -14,7 +14,7 @@ mod handlers;
 pub(crate) mod identify;
 pub(crate) mod kept;
 pub(crate) mod lookup;
-mod open;
+pub(crate) mod open;
 pub(crate) mod open_units;
 #[cfg(idem_bugs)]
 mod planted;

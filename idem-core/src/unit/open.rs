@@ -9,7 +9,7 @@ use crate::{
     failpoint,
     names::RunId,
     outcome::{self, Decision, Ticket, Verdict},
-    store::{Store, claim::Claim},
+    store::{Store, claim::Claim, tx::Tx, unit::UnitOfWork as _},
     unit::{
         answers::Answers,
         claim::{Results, claim_all},
@@ -28,7 +28,7 @@ use crate::{
 const NO_WINNER_MAX: u32 = 5;
 
 /// A unit whose keys are claimed, and of which something is fresh.
-pub(super) struct Opened<S: Store> {
+pub(crate) struct Opened<S: Store> {
     pub(super) unit: S::Unit,
     /// The messages whose handlers are to run, each with its right to. They are gone when the handlers are.
     pub(super) fresh: Vec<(usize, Ticket)>,
@@ -38,6 +38,13 @@ pub(super) struct Opened<S: Store> {
     pub(super) ledger: Outcomes,
     pub(super) run: RunId,
     pub(super) _open: Open,
+}
+
+impl<S: Store> Opened<S> {
+    /// The transaction, for work that is another's.
+    pub(crate) fn tx(&mut self) -> Tx<'_, S> {
+        self.unit.tx()
+    }
 }
 
 /// Begins a unit and claims its keys. An error is the unit's end, where nothing is to run.

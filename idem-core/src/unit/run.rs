@@ -4,20 +4,21 @@
 use std::{borrow::Borrow, future::Future, pin::Pin, sync::atomic::Ordering};
 
 use tokio::time::Instant;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::{
     dead_letter::Reason,
     error::{BoxError, ErrorClass, StoreError},
-    outbox::collect::HandedIn,
+    outbox::collect::{Collector, HandedIn},
     outcome::{Decision, Failure},
+    results::result::ResultBody,
     store::Store,
     telemetry::spans,
     unit::{
         answers::Answers,
         close::{close, is_client_error},
         engine::Engine,
-        handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
+        handlers::{AllHandedIn, HandlingError, TransactionState, handle_all, passed, refused_for_good, went_well},
         identify::Item,
         open::{Opened, open},
         session::{NO_LANE, is_lost, session_or_open},
@@ -82,55 +83,105 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     gate: Option<Gate<'_>>,
     mut answers: Option<&mut Answers<'_, S>>,
 ) -> (Option<S::Session>, End) {
-    let was_idle = session.is_some() && lane_number == NO_LANE;
-    let session = match session_or_open(engine, session).await {
-        Ok(session) => session,
-        Err(error) => return (None, End::StoreFailed(error)),
-    };
     let span = spans::unit(&engine.name, items.len());
-    let mut claimed = false;
     let asked = answers.as_deref_mut();
-    let first = run_on(engine, session, lane_number, items, &mut claimed, gate, asked);
-    let mut ended = first.instrument(span.clone()).await;
-    // A session that was idle in a caller's own loop may have lost its server since, which its first statement shows. A
-    // worker's lane probes the database in such a case; here the caller would see an outage that is over. One that does
-    // not answer in time has no second chance: the caller would wait twice as long as was set.
-    if was_idle && !claimed && matches!(&ended.1, End::StoreFailed(error) if is_lost(error)) {
-        let session = match session_or_open(engine, None).await {
-            Ok(session) => session,
-            Err(error) => return (None, End::StoreFailed(error)),
-        };
-        let second = run_on(engine, session, lane_number, items, &mut claimed, None, answers);
-        ended = second.instrument(span.clone()).await;
+    let opening = open_or_again(engine, session, lane_number, items, gate, asked).instrument(span.clone());
+    let ended = match opening.await {
+        Ok(mut opened) => {
+            let rest = async {
+                let begun = Instant::now();
+                let handled = handle(engine, &mut opened, items, answers.as_deref()).await;
+                engine.metrics.handler_time.record(begun.elapsed());
+                close(engine, opened, items, handled, answers).await
+            };
+            rest.instrument(span.clone()).await
+        }
+        Err(ended) => ended,
+    };
+    note_end(engine, &span, items.len(), &ended.1);
+    ended
+}
+
+/// The first half of a unit of one message whose work is another's. An error is its end.
+pub(crate) async fn begin_alone<S: Store>(
+    engine: &Engine<S>,
+    session: Option<S::Session>,
+    item: &Item,
+    answers: &mut Answers<'_, S>,
+) -> Result<(Opened<S>, Span), (Option<S::Session>, End)> {
+    let span = spans::unit(&engine.name, 1);
+    let items = std::slice::from_ref(item);
+    let opening = open_or_again(engine, session, NO_LANE, items, None, Some(answers)).instrument(span.clone());
+    match opening.await {
+        Ok(opened) => Ok((opened, span)),
+        Err(ended) => {
+            note_end(engine, &span, 1, &ended.1);
+            Err(ended)
+        }
     }
-    let (session, end) = ended;
+}
+
+/// What another's work has handed in, as a handler's is judged.
+pub(crate) enum Worked {
+    /// It went well, and has used its connection or not.
+    Well { is_taken: bool },
+    /// It was refused for good, with this outcome.
+    Refused(ResultBody),
+}
+
+/// The second half of a unit that [`begin_alone`] has opened, after its work.
+pub(crate) async fn end_alone<S: Store>(
+    engine: &Engine<S>,
+    (mut opened, span): (Opened<S>, Span),
+    item: &Item,
+    (collector, worked): (Collector<'_>, Worked),
+    answers: &mut Answers<'_, S>,
+) -> (Option<S::Session>, End) {
+    let rest = async {
+        // The right to the work is used up.
+        opened.fresh.clear();
+        let handled = match worked {
+            Worked::Well { is_taken } => passed(went_well(engine, 0, collector, is_taken)).await,
+            Worked::Refused(outcome) => Err(refused_for_good(engine, 0, collector, outcome)),
+        };
+        let handled = handled.map(|handed_in| handed_in.map(|handed_in| (0, handed_in)).into_iter().collect());
+        let handled = judged(engine, 0, handled, Some(answers));
+        close(engine, opened, std::slice::from_ref(item), handled, Some(answers)).await
+    };
+    let ended = rest.instrument(span.clone()).await;
+    note_end(engine, &span, 1, &ended.1);
+    ended
+}
+
+fn note_end<S: Store>(engine: &Engine<S>, span: &Span, items: usize, end: &End) {
     span.record("idem.unit.end", end.as_str());
-    engine.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
+    engine.metrics.batch_size.record(u32::try_from(items).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
         engine.no_winner.store(0, Ordering::Relaxed);
     }
-    (session, end)
 }
 
-/// One unit, around its handlers. A connection in an unknown state is closed, never used again (A15, A16): it is dropped with its unit.
-async fn run_on<S: Store, J: Borrow<Item> + Sync>(
+async fn open_or_again<S: Store, J: Borrow<Item> + Sync>(
     engine: &Engine<S>,
-    session: S::Session,
+    session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
-    claimed_any: &mut bool,
     gate: Option<Gate<'_>>,
     mut answers: Option<&mut Answers<'_, S>>,
-) -> (Option<S::Session>, End) {
-    let asked = answers.as_deref_mut();
-    let mut opened = match open(engine, session, lane_number, items, claimed_any, gate, asked).await {
-        Ok(opened) => opened,
-        Err(ended) => return ended,
-    };
-    let begun = Instant::now();
-    let handled = handle(engine, &mut opened, items, answers.as_deref()).await;
-    engine.metrics.handler_time.record(begun.elapsed());
-    close(engine, opened, items, handled, answers).await
+) -> Result<Opened<S>, (Option<S::Session>, End)> {
+    let was_idle = session.is_some() && lane_number == NO_LANE;
+    let session = session_or_open(engine, session).await.map_err(|error| (None, End::StoreFailed(error)))?;
+    let mut claimed = false;
+    match open(engine, session, lane_number, items, &mut claimed, gate, answers.as_deref_mut()).await {
+        // A session that was idle in a caller's own loop may have lost its server since, which its first statement shows. A
+        // worker's lane probes the database in such a case; here the caller would see an outage that is over. One that does
+        // not answer in time has no second chance: the caller would wait twice as long as was set.
+        Err((_, End::StoreFailed(error))) if was_idle && !claimed && is_lost(&error) => {
+            let session = session_or_open(engine, None).await.map_err(|error| (None, End::StoreFailed(error)))?;
+            open(engine, session, lane_number, items, &mut claimed, None, answers).await
+        }
+        opened => opened,
+    }
 }
 
 /// Runs the handlers. Of a call that was refused before nothing runs, and its outcome takes the place of its result.
@@ -145,7 +196,18 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     if let Some(outcome) = answers.and_then(|answers| answers.refused.clone()) {
         return Ok(vec![(index, HandedIn::of_error(outcome))]);
     }
-    match handle_all(engine, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
+    let handled = handle_all(engine, unit, items, fresh, answers.and_then(|answers| answers.work)).await;
+    judged(engine, index, handled, answers)
+}
+
+/// What handlers have answered, by the settings of the call.
+fn judged<S: Store>(
+    engine: &Engine<S>,
+    index: usize,
+    handled: Result<AllHandedIn, HandlingError>,
+    answers: Option<&Answers<'_, S>>,
+) -> Result<AllHandedIn, HandlingError> {
+    match handled {
         Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.final_errors) => {
             let text = "the work was refused for good, but this consumer was not built with .final_errors()";
             let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");

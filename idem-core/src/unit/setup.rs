@@ -111,7 +111,7 @@ impl<S: Store> Setup<S> {
             work,
             effects,
             unprotected: self.unprotected,
-            publishing: self.publishing,
+            publishing: Arc::new(self.publishing),
             seal: self.seal,
             destinations: Destinations::default(),
             published: Arc::default(),

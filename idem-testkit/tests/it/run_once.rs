@@ -10,7 +10,7 @@ use std::{
 };
 
 use idem_core::{
-    Effects, ErrorClass, HandlerError, Message, NotKept, Once, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
+    Begun, Effects, ErrorClass, HandlerError, Message, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
     WorkError, results::ResultKeys,
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
@@ -193,7 +193,7 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
     let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
-    let Once::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
+    let Begun::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
         panic!("it was not done before")
     };
     let impatient = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
@@ -221,7 +221,7 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
 async fn v17_a_turn_that_came_to_nothing_is_the_next_ones() {
     let store = Arc::new(MemoryStore::new());
     let (payments, runs) = (payments(&store), Arc::new(AtomicUsize::new(0)));
-    let Once::First(given_up) = payments.once("order-1", "order-1").await.unwrap() else {
+    let Begun::First(given_up) = payments.once("order-1", "order-1").await.unwrap() else {
         panic!("it was not done before")
     };
     let calls = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
@@ -284,16 +284,15 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
 mod step_by_step {
     use super::*;
 
-    async fn first(payments: &RunOnce<MemoryStore>, key: &str) -> idem_core::Running<MemoryStore> {
+    async fn first(payments: &RunOnce<MemoryStore>, key: &str) -> idem_core::Operation<MemoryStore> {
         match payments.once(key, key).await.unwrap() {
-            Once::First(run) => run,
-            Once::Known(ran) => panic!("{ran:?}"),
+            Begun::First(run) => run,
+            Begun::Known(ran) => panic!("{ran:?}"),
         }
     }
 
-    async fn write(run: &mut idem_core::Running<MemoryStore>, row: &'static str) {
-        let written = run.with(move |tx| Box::pin(async move { tx.connection().append("payments", row, "").await }));
-        written.await.unwrap().unwrap();
+    async fn write(run: &mut idem_core::Operation<MemoryStore>, row: &'static str) {
+        run.tx().unwrap().tx().connection().append("payments", row, "").await.unwrap();
     }
 
     #[tokio::test]
@@ -306,7 +305,7 @@ mod step_by_step {
         assert!(store.rows("payments").is_empty() && store.recorded_keys().is_empty());
         let ran = run.finish(ResultBody::new("paid")).await.unwrap();
         assert_eq!((store.rows("payments").len(), ran.replayed), (2, false));
-        let Once::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
+        let Begun::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
         assert_eq!((known.value, known.replayed), (ran.value, true));
         let other = payments.once("order-1", "other").await;
         assert!(matches!(other, Err(RunOnceError::Conflict { .. })));
@@ -323,7 +322,7 @@ mod step_by_step {
         write(&mut run, "one").await;
         let refused = run.refuse(ResultBody::new("no funds")).await.unwrap();
         assert!(refused.is_error && store.rows("payments").is_empty());
-        let Once::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
+        let Begun::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
         assert_eq!((known.value, known.is_error), (refused.value, true));
     }
 
@@ -339,7 +338,7 @@ mod step_by_step {
         });
         tokio::task::yield_now().await;
         run.finish(ResultBody::new("paid")).await.unwrap();
-        assert!(matches!(second.await.unwrap(), Ok(Once::Known(ran)) if &ran.value.body[..] == b"paid"));
+        assert!(matches!(second.await.unwrap(), Ok(Begun::Known(ran)) if &ran.value.body[..] == b"paid"));
     }
 
     /// V1, A5, A6: steps cannot be repeated, so a commit that did not happen is the caller's to repeat; one that did is known.
@@ -362,7 +361,7 @@ mod step_by_step {
                 assert!(text.contains("its steps cannot be repeated") && text.contains(cause), "{text}");
             }
             let again = payments.once("order-1", "order-1").await.unwrap();
-            assert_eq!(matches!(again, Once::Known(_)), is_kept);
+            assert_eq!(matches!(again, Begun::Known(_)), is_kept);
         }
     }
 
@@ -374,7 +373,7 @@ mod step_by_step {
         let mut run = first(&payments, "order-1").await;
         write(&mut run, "one").await;
         tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(run.with(|_| Box::pin(async {})).await.is_err());
+        assert!(run.tx().is_err());
         assert!(matches!(run.finish(ResultBody::new("paid")).await, Err(RunOnceError::Failed(_))));
         assert!(store.rows("payments").is_empty() && store.recorded_keys().is_empty());
     }

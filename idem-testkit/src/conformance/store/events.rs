@@ -10,8 +10,8 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
-    Handler, HandlerError, Message, Once, Reason, ResultBody, RunOnce, RunOnceError, Store, Tenant, Tx, Worker,
+    BatchAnswer, BatchHandler, Begun, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass,
+    Event, Handler, HandlerError, Message, Reason, ResultBody, RunOnce, RunOnceError, Store, Tenant, Tx, Worker,
     outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, Outbox, OutgoingEvent},
     results::NewResult,
     store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
@@ -455,14 +455,8 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
     let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
     for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {
         let begun = within("beginning", payments.once("a", payload)).await.unwrap();
-        let Once::First(mut run) = begun else { panic!("{payload} is known already") };
-        let step = run.with(move |tx| {
-            Box::pin(async move {
-                let message = tx.message().cloned().unwrap();
-                tx.publish(&message, Event::to("payments").body(payload)).map(drop)
-            })
-        });
-        within("a step", step).await.unwrap().unwrap();
+        let Begun::First(mut run) = begun else { panic!("{payload} is known already") };
+        run.tx().unwrap().publish(Event::to("payments").body(payload)).unwrap();
         match within("the end", run.finish(ResultBody::new(payload))).await {
             Ok(ran) => assert!(!refused && !ran.replayed, "{ran:?}"),
             Err(RunOnceError::Failed(failure)) if refused => {

@@ -112,6 +112,9 @@ impl UnitOptions {
     }
 }
 
+/// The session of a look-up, `None` where it must not be used again, and what was found, in the order of the claims.
+pub type LookedUp<S> = (Option<<S as Store>::Session>, Vec<Option<Found>>);
+
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
 ///
 /// # Contract
@@ -191,7 +194,7 @@ pub trait Store: Send + Sync + Sized + 'static {
         session: Self::Session,
         options: UnitOptions,
         claims: &[Claim],
-    ) -> impl Future<Output = Result<(Option<Self::Session>, Vec<Option<Found>>), StoreError>> + Send {
+    ) -> impl Future<Output = Result<LookedUp<Self>, StoreError>> + Send {
         async move {
             let mut unit = self.begin(session, options).await?;
             let found = unit.look_up(claims).await?;

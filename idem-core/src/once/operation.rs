@@ -46,7 +46,8 @@ pub enum Begun<S: Store> {
     Known(Ran),
 }
 
-/// An operation under way. Dropped before its end, it is rolled back, and its key is free again.
+/// An operation under way. Dropped before its end, it is rolled back, and its key is free again. Where its transaction was used, a statement
+/// may still be running, so that its connection is closed; [`give_up`](Self::give_up) keeps the connection.
 ///
 /// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::RunOnceBuilder::lanes): a
 /// task that has one and begins another may wait for itself. It takes at most the
@@ -104,8 +105,7 @@ impl<S: Store> Operation<S> {
     /// The operation has ended meanwhile, at its deadline; nothing of it is kept.
     pub fn tx(&mut self) -> Result<OperationTx<'_, S>, RunOnceError> {
         let slot = Arc::clone(&self.slot).try_lock_owned().map_err(|_locked| over())?;
-        let mut held = OwnedMutexGuard::try_map(slot, Option::as_mut).map_err(|_ended| over())?;
-        held.is_used = true;
+        let held = OwnedMutexGuard::try_map(slot, Option::as_mut).map_err(|_ended| over())?;
         Ok(OperationTx { held, _operation: PhantomData })
     }
 
@@ -137,7 +137,8 @@ impl<S: Store> Operation<S> {
         spawn::finished(held.end(Worked::Refused(value))).await
     }
 
-    /// Gives the operation up: it is rolled back, and its key is free again once this has returned.
+    /// Gives the operation up: it is rolled back, and its key is free again once this has returned. No statement of it may be under way:
+    /// drop the operation where the future of one was dropped.
     ///
     /// # Cancel safety
     /// A dropped call lets the end come by itself, as dropping the operation does.
@@ -159,7 +160,7 @@ impl<S: Store> Drop for Operation<S> {
     fn drop(&mut self) {
         // Without a runtime the connection is closed, which rolls back too.
         if let Some(held) = self.take() {
-            spawn::detached(held.undo());
+            spawn::detached(held.cut_short());
         }
     }
 }
@@ -167,7 +168,8 @@ impl<S: Store> Drop for Operation<S> {
 impl<S: Store> OperationTx<'_, S> {
     /// The transaction as a handler has it.
     pub fn tx(&mut self) -> Tx<'_, S> {
-        let Held { opened, collector, .. } = &mut *self.held;
+        let Held { opened, collector, is_used, .. } = &mut *self.held;
+        *is_used = true;
         opened.tx().of_operation(collector)
     }
 
@@ -200,8 +202,11 @@ impl<S: Store> Held<S> {
         call.own.session = close::give_up(&call.own.engine, opened).await;
     }
 
-    /// The same where a statement may be running.
-    async fn abandon(self) {
+    /// Ends it wherever its work has come to: a statement may be running, if there was one.
+    async fn cut_short(self) {
+        if !self.is_used {
+            return self.undo().await;
+        }
         let Self { opened, call, .. } = self;
         close::abandon(&call.own.engine, opened).await;
     }
@@ -210,17 +215,9 @@ impl<S: Store> Held<S> {
 /// Ends the operation at its deadline: at once, or where its transaction is lent when that comes back.
 async fn end_late<S: Store>(slot: Slot<S>, deadline: Duration) {
     tokio::time::sleep(deadline).await;
-    if let Ok(mut here) = slot.try_lock() {
-        let held = here.take();
-        drop(here);
-        if let Some(held) = held {
-            held.undo().await;
-        }
-        return;
-    }
     let held = slot.lock().await.take();
     if let Some(held) = held {
-        held.abandon().await;
+        held.cut_short().await;
     }
 }
 

@@ -64,6 +64,7 @@ pub mod keys;
 pub mod limits;
 pub mod lost_commits;
 mod observed;
+pub mod operations;
 pub mod operators;
 pub mod pipelined;
 pub mod records;
@@ -305,6 +306,14 @@ macro_rules! store_conformance {
                 v11_a_refusal_whose_transaction_was_ended_has_no_effect,
                 results_cost_nothing_where_nobody_asks,
                 results_that_are_not_offered_are_refused,
+            }
+            operations {
+                a16_a_dropped_operation_leaves_nothing,
+                a16_an_operation_dropped_in_a_statement_frees_its_key,
+                a16_an_operation_dropped_without_a_runtime_leaves_nothing,
+                a18_an_operation_ends_at_its_deadline,
+                a18_a_lent_transaction_that_is_late_is_not_committed,
+                v18_v19_an_operation_declines_after_a_failed_statement,
             }
             repeats {
                 v14_a_repeat_begins_no_unit,

@@ -7,6 +7,8 @@
 
 pub(crate) mod handles;
 pub(crate) mod log_limit;
+#[doc(hidden)]
+pub mod requests;
 pub(crate) mod spans;
 pub(crate) mod trace_context;
 

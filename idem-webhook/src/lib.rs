@@ -1,30 +1,20 @@
-#![cfg_attr(feature = "publish", doc = include_str!("lib.md"))]
-#![cfg_attr(
-    not(feature = "publish"),
-    doc = "Secrets and signatures of Standard Webhooks; the publisher is the feature `publish`."
-)]
+#![doc = include_str!("lib.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "publish")]
-mod addresses;
-#[cfg(feature = "publish")]
-mod endpoint;
-#[cfg(feature = "publish")]
-mod line;
-#[cfg(feature = "publish")]
-mod lookups;
-#[cfg(feature = "publish")]
-mod places;
-#[cfg(feature = "publish")]
-mod publisher;
+#[cfg(feature = "receive")]
+pub mod receive;
+#[cfg(feature = "send")]
+pub mod send;
 mod signature;
 
-#[cfg(feature = "publish")]
-pub use idem_core as core;
+#[cfg(any(feature = "receive", feature = "send"))]
+pub use idem_core;
 
 pub use self::signature::{ParseSecretError, Secret, sign, verify};
-#[cfg(feature = "publish")]
-pub use self::{
-    endpoint::{Endpoint, Endpoints},
-    publisher::WebhookPublisher,
-};
+
+/// The programs in the guide compile.
+#[cfg(all(doctest, feature = "receive"))]
+mod guide {
+    #[doc = include_str!("../../docs/guide/http-in.md")]
+    struct HttpIn;
+}

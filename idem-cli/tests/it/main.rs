@@ -22,7 +22,7 @@ mod migrating;
 mod outbox;
 #[cfg(all(feature = "amqp", feature = "webhooks"))]
 #[allow(dead_code, reason = "its own tests use all of it")]
-#[path = "../../../idem-webhook/tests/it/receiver.rs"]
+#[path = "../../../idem-webhook/tests/it/send/receiver.rs"]
 mod receiver;
 #[cfg(all(feature = "amqp", feature = "webhooks"))]
 mod relay;

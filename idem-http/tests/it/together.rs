@@ -18,7 +18,7 @@ use idem_sqlx::PostgresStore;
 use tokio::{net::TcpListener, sync::watch};
 use tower::util::MapRequest;
 
-use crate::inbound::fixture::Fixture;
+use crate::server::grounds::{Ground as _, Postgres};
 
 /// The requests of both kinds that have arrived.
 type Arrived = watch::Sender<usize>;
@@ -28,7 +28,7 @@ async fn pay(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, text: St
     let so_far = *arrived.borrow();
     let insert = idem.with(move |tx| {
         Box::pin(async move {
-            let query = sqlx::query("INSERT INTO effects (key, payload) VALUES ($1, '')");
+            let query = sqlx::query("INSERT INTO paid VALUES ($1)");
             query.bind(text).execute(tx.connection()).await.map(|_| ())
         })
     });
@@ -51,9 +51,9 @@ async fn fail(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, class: 
     Ok((StatusCode::CREATED, "paid").into_response())
 }
 
-async fn serve(fixture: &Fixture) -> String {
+async fn serve(ground: &Postgres) -> String {
     let secret = HashSecret::new(1, b"0123456789abcdef0123456789abcdef").unwrap();
-    let builder = Idempotency::builder(fixture.store.clone(), "payments");
+    let builder = Idempotency::builder_shared(ground.store(), "payments");
     let payments = builder.single_tenant().hash_secret(secret).build().unwrap();
     payments.start().await.unwrap();
     let arrived = Arrived::new(0);
@@ -83,8 +83,8 @@ fn profile() -> Profile {
 /// else is refused.
 #[tokio::test]
 async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
-    let fixture = Fixture::new().await;
-    let url = format!("{}/payments", serve(&fixture).await);
+    let ground = Postgres::new().await;
+    let url = format!("{}/payments", serve(&ground).await);
     let impatient = Retries::default().try_within(Duration::from_secs(2)).tries_max(1);
     let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), profile()).retries(impatient);
     let intent = Intent::of("order-4711", "charge");
@@ -97,7 +97,7 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
         }
         other => panic!("not known: {other:?}"),
     }
-    assert_eq!(fixture.effects().await, ["order-4711"]);
+    assert_eq!(ground.paid().await, ["order-4711"]);
     // Waited for by trying again, where one may.
     let patient = client.clone().retries(Retries::default().try_within(Duration::from_secs(2)));
     let other = Intent::of("order-4712", "charge");
@@ -106,16 +106,15 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
         Ended::Refused(answer, why) => assert_eq!((answer.response.status().as_u16(), why), (422, Refusal::KeyReused)),
         other => panic!("not refused: {other:?}"),
     }
-    assert_eq!(fixture.effects().await, ["order-4711", "order-4712"]);
-    fixture.drop().await;
+    assert_eq!(ground.paid().await, ["order-4711", "order-4712"]);
 }
 
 /// W163: behind a gateway that gives a route another path, none of whose parts the route has, a client that is told the route's name learns
 /// the outcome of its request.
 #[tokio::test]
 async fn w163_behind_a_gateway_that_renames_its_route_a_client_asks_by_name() {
-    let fixture = Fixture::new().await;
-    let url = format!("{}/v2/orders", serve(&fixture).await);
+    let ground = Postgres::new().await;
+    let url = format!("{}/v2/orders", serve(&ground).await);
     let gateway = |mut request: Request<Bytes>| {
         *request.uri_mut() = request.uri().to_string().replace("/v2/orders", "/payments").parse().unwrap();
         request
@@ -129,16 +128,15 @@ async fn w163_behind_a_gateway_that_renames_its_route_a_client_asks_by_name() {
         Ended::Known(answer) => assert_eq!((answer.tries, answer.replayed), (2, true)),
         other => panic!("not known: {other:?}"),
     }
-    assert_eq!(fixture.effects().await, ["order-4711"]);
-    fixture.drop().await;
+    assert_eq!(ground.paid().await, ["order-4711"]);
 }
 
 /// W15: of idem's own failures the client tries again those that may pass, and no others; in either case the try leaves nothing.
 #[tokio::test]
 async fn w15_the_client_does_as_idems_own_failures_say() {
-    let fixture = Fixture::new().await;
+    let ground = Postgres::new().await;
     for (class, tries) in [("transient", 2), ("permanent", 1)] {
-        let url = format!("{}/failures", serve(&fixture).await);
+        let url = format!("{}/failures", serve(&ground).await);
         let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), profile());
         let request = Request::post(&url).header("content-type", "text/plain").body(class.into()).unwrap();
         match client.send(&Intent::of(class, "charge"), request).await.unwrap() {
@@ -151,5 +149,4 @@ async fn w15_the_client_does_as_idems_own_failures_say() {
             Ended::Indeterminate(doubt) => panic!("{class}: {doubt}"),
         }
     }
-    fixture.drop().await;
 }

@@ -6,7 +6,10 @@ use idem_core::{
     BoxError,
     outbox::{CloudEvents, EventPublisher, OutgoingEvent},
 };
-use idem_webhook::{Endpoint, Secret, WebhookPublisher};
+use idem_webhook::{
+    Secret,
+    send::{Endpoint, WebhookPublisher},
+};
 
 use super::parts::WebhookPart;
 use crate::private;

@@ -1,4 +1,4 @@
-//! Webhooks against a real HTTP server on this machine.
+//! Webhooks that are sent, to a real HTTP server on this machine, and webhooks that come in, to a real server and a real database.
 
 #![allow(
     clippy::expect_used,
@@ -8,10 +8,10 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+#[cfg(feature = "send")]
 #[path = "../../../tests/tests/it/worker/captured.rs"]
 mod captured;
-mod cloud_events;
-mod fairness;
-mod posts;
-mod receiver;
-mod relayed;
+#[cfg(all(feature = "axum", feature = "reqwest", feature = "send"))]
+mod receive;
+#[cfg(feature = "send")]
+mod send;

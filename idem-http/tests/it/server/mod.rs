@@ -5,7 +5,7 @@ mod both;
 mod coded;
 mod errors;
 mod gates;
-mod grounds;
+pub(crate) mod grounds;
 mod layer;
 mod outcomes;
 mod plain;

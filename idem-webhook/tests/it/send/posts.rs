@@ -11,10 +11,13 @@ use idem_core::{
     BoxError, ConsumerName, Headers, IdempotencyKey,
     outbox::{CloudEvents, Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
 };
-use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
+use idem_webhook::{
+    Secret,
+    send::{Endpoint, Endpoints, WebhookPublisher},
+};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::receiver::{Answer, Receiver};
+use super::receiver::{Answer, Receiver};
 
 const KEY: &str = "order-1 \"a\\b\" c";
 

@@ -18,6 +18,6 @@ pub use self::{
     sender::{NotAdmitted, Opened, Sender},
     service::Inbound,
     sns::Sns,
-    standard_webhooks::{Secret, StandardWebhooks},
+    standard_webhooks::StandardWebhooks,
     stripe::Stripe,
 };

@@ -2,10 +2,18 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac_of::hex_hmac;
-use idem_http::inbound::{Inbound, Secret, StandardWebhooks, Stripe};
 use idem_sqlx::PostgresStore;
+use idem_webhook::{
+    Secret,
+    receive::{Inbound, StandardWebhooks, Stripe},
+};
+
+use axum::{Router, body::Body};
+use http::Request;
+use tower::ServiceExt as _;
 
 use super::fixture::{Fixture, Said, now, post, serve};
+use crate::captured::Captured;
 
 pub(super) fn secret(byte: u8) -> String {
     format!("whsec_{}", STANDARD.encode([byte; 32]))
@@ -205,4 +213,17 @@ mod hmac_of {
         let outer = Sha256::new().chain_update(padded(0x5c)).chain_update(inner).finalize();
         outer.iter().map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// The span of a delivery is named by the path of axum's router, and not by the one that the sender has sent.
+#[tokio::test]
+async fn the_span_of_a_delivery_has_the_path_of_the_router() {
+    let fixture = Fixture::new().await;
+    let router = Router::new().route_service("/hooks/{sender}", webhooks(&fixture));
+    let (log, _guard) = Captured::log(tracing::Level::DEBUG);
+    let request = Request::post("/hooks/acme").header("webhook-id", "msg_1.2").body(Body::empty()).unwrap();
+    assert_eq!(router.oneshot(request).await.unwrap().status(), 401);
+    let log = log.lines().join("\n");
+    assert!(log.contains(r#"otel.name="POST /hooks/{sender}""#) && !log.contains("acme"), "{log}");
+    fixture.drop().await;
 }

@@ -20,8 +20,8 @@ use idem_core::{
     store::{Bookkeeping as _, HashRuleId, ScopeId},
     telemetry::HTTP_DELIVERIES,
 };
-use idem_http::inbound::{EventBridge, Inbound, Sns, StandardWebhooks, Stripe};
 use idem_testkit::{Fault, MemoryStore, Operation, Weather, memory::Rate};
+use idem_webhook::receive::{EventBridge, Inbound, Sns, StandardWebhooks, Stripe};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tower::ServiceExt as _;

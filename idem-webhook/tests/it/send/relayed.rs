@@ -8,12 +8,15 @@ use idem_core::{
     outbox::{EventEnd, EventState, Outbox, OutgoingEvent, StoredEvent},
 };
 use idem_testkit::{MemoryStore, message};
-use idem_webhook::{Endpoint, Secret, WebhookPublisher};
+use idem_webhook::{
+    Secret,
+    send::{Endpoint, WebhookPublisher},
+};
 use tokio::time::{sleep, timeout};
 
 use crate::{
     captured::Captured,
-    receiver::{Answer, Receiver},
+    send::receiver::{Answer, Receiver},
 };
 
 async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {

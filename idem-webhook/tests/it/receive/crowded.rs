@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_http::inbound::{Inbound, Secret, StandardWebhooks};
+use idem_webhook::{
+    Secret,
+    receive::{Inbound, StandardWebhooks},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

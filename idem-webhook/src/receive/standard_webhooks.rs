@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use idem_core::{DedupConsumerBuilder, Message, Store, key::MessageId};
-pub use idem_webhook::Secret;
 
 use super::{
     clock::is_near,
     sender::{NotAdmitted, Opened, Sender},
 };
+use crate::signature::{Secret, verify};
 
 /// How far a signed time may differ from ours, as in the specification's own libraries.
 pub(super) const TOLERANCE: Duration = Duration::from_secs(5 * 60);
@@ -79,7 +79,7 @@ impl Sender for StandardWebhooks {
     async fn open(&self, head: &Parts, body: Bytes) -> Result<Opened, NotAdmitted> {
         let id = one(&head.headers, "webhook-id")?;
         let (at, signatures) = (one(&head.headers, "webhook-timestamp")?, one(&head.headers, "webhook-signature")?);
-        if !idem_webhook::verify(&self.secrets, id, at, &body, signatures) {
+        if !verify(&self.secrets, id, at, &body, signatures) {
             return Err(NotAdmitted::Unauthenticated("no signature is right"));
         }
         let message = Message::new(body).with_id(id);

@@ -8,7 +8,7 @@ use std::{
 use idem_core::BoxError;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
-use crate::inbound::fetch::Fetch;
+use crate::receive::fetch::Fetch;
 
 /// The most certificates that are kept. A region has one at a time, for years.
 const KEPT_MAX: usize = 16;

@@ -10,7 +10,7 @@ use std::{
 use idem_core::{BoxError, outbox::OutgoingEvent};
 use tokio::time::Instant;
 
-use crate::line::Line;
+use super::line::Line;
 
 /// How long a lookup may take: a relay gives a publisher 10 s, of which the endpoint has 8.
 pub(crate) const LOOKED_UP: Duration = Duration::from_secs(2);

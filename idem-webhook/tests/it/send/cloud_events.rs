@@ -1,15 +1,18 @@
 //! Another SDK of CloudEvents reads what is posted.
 
-#[path = "../../../tests/cloudevents/peer.rs"]
+#[path = "../../../../tests/cloudevents/peer.rs"]
 mod peer;
 
 use idem_core::{
     Message,
     outbox::{CloudEvents, EventPublisher as _, OutgoingEvent},
 };
-use idem_webhook::{Endpoint, Secret, WebhookPublisher};
+use idem_webhook::{
+    Secret,
+    send::{Endpoint, WebhookPublisher},
+};
 
-use crate::receiver::{Post, Receiver};
+use super::receiver::{Post, Receiver};
 
 /// O26: in both modes, also with characters in its key that HTTP's binding encodes; and what is signed is what is sent.
 #[tokio::test]

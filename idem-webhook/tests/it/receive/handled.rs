@@ -14,8 +14,11 @@ use idem_core::{
     store::Bookkeeping as _,
     telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
 };
-use idem_http::inbound::{EventBridge, Inbound, Secret, Sender, Sns, StandardWebhooks, Stripe};
 use idem_sqlx::PostgresStore;
+use idem_webhook::{
+    Secret,
+    receive::{EventBridge, Inbound, Sender, Sns, StandardWebhooks, Stripe},
+};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -128,7 +131,7 @@ async fn w42_what_is_malformed_is_noted_without_its_content() {
 /// of Standard Webhooks after 8. Stripe does not say.
 #[test]
 fn w43_each_sender_is_answered_before_it_gives_up() {
-    let (none, fetch) = (std::iter::empty::<String>, crate::http_client());
+    let (none, fetch) = (std::iter::empty::<String>, super::http_client());
     let senders: [Box<dyn Sender>; 4] = [
         Box::new(EventBridge::new(API_KEY, none())),
         Box::new(Sns::new(none(), fetch)),

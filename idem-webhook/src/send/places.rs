@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::line::Line;
+use super::line::Line;
 
 /// The most calls in flight at once.
 pub(crate) const AT_ONCE: usize = 64;

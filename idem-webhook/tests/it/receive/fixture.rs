@@ -13,9 +13,9 @@ use std::{
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use idem_core::{DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Tx};
-use idem_http::inbound::{Inbound, Sender};
 use idem_sql::SchemaName;
 use idem_sqlx::PostgresStore;
+use idem_webhook::receive::{Inbound, Sender};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
 use tokio::{net::TcpListener, sync::Notify};
 
@@ -175,7 +175,7 @@ pub(crate) async fn serve<F: Sender>(service: Inbound<PostgresStore, F>) -> Stri
 pub(crate) struct Said(pub(crate) u16, pub(crate) Option<String>, pub(crate) String);
 
 pub(crate) async fn post(url: &str, headers: &[(&str, String)], body: impl Into<reqwest::Body>) -> Said {
-    let client = crate::http_client();
+    let client = super::http_client();
     let request = headers.iter().fold(client.post(url), |request, (name, value)| request.header(*name, value));
     let response = request.body(body).send().await.unwrap();
     let after = response.headers().get("retry-after").map(|after| after.to_str().unwrap().to_owned());

@@ -1,14 +1,24 @@
 //! [`Inbound`]: the service.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
+use http::{Extensions, HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use idem_core::{
     BoxError, ControlState, DedupConsumer, Store,
-    telemetry::{self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
+    telemetry::{
+        self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME,
+        requests::{self, NO_SUCH_METHOD, Outcomes},
+    },
 };
 use metrics::Label;
 use tokio::{
@@ -23,10 +33,6 @@ use super::{
     places::Places,
     sender::{NotAdmitted, Opened, Sender},
     settle::{DOWN, Reply, decide},
-};
-use crate::{
-    outcomes::{self, NO_SUCH_METHOD, Outcomes},
-    service::always_answers,
 };
 
 /// The largest body by default: events of all senders here are below it.
@@ -207,21 +213,38 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    always_answers!();
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (head, body) = request.into_parts();
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let name = outcomes::named(&head.method, &head.extensions);
+            let method = requests::method(head.method.as_str());
+            let name = named(method, &head.extensions);
             let trace = head.headers.get("traceparent").and_then(|value| value.to_str().ok());
-            let span = telemetry::request(shared.consumer.name(), outcomes::method(&head.method), &name, trace);
-            let counting = outcomes::begin(&span, |outcome, _, took| shared.outcomes.count(outcome, took));
+            let span = telemetry::request(shared.consumer.name(), method, &name, trace);
+            let counting = requests::begin(&span, |outcome, _, took| shared.outcomes.count(outcome, took));
             let reply = Arc::clone(&shared).answer(head, body).instrument(span.clone()).await;
             counting.answered(reply.outcome, reply.status);
             Ok(response(reply))
         })
     }
+}
+
+/// The name of a request's span: axum's router knows the path.
+fn named(method: &str, extensions: &Extensions) -> String {
+    #[cfg(feature = "axum")]
+    if let Some(path) = extensions.get::<axum::extract::MatchedPath>() {
+        return format!("{method} {}", path.as_str());
+    }
+    let _ = extensions;
+    method.to_owned()
 }
 
 fn response(reply: Reply) -> Response<Full<Bytes>> {

@@ -19,13 +19,13 @@ use reqwest::{
 };
 use tokio::time::Instant;
 
-use crate::{
+use super::{
     addresses::{NotPublic, PublicOnly, is_public},
     endpoint::{Endpoint, Endpoints},
     lookups::{Lookups, NotFound},
     places::{AT_ONCE, Places, owner_of},
-    signature,
 };
+use crate::signature;
 
 /// How long one try may take.
 const ANSWER: Duration = Duration::from_secs(8);

@@ -13,10 +13,13 @@ use idem_core::{
     outbox::OutgoingEvent,
 };
 use idem_testkit::{MemoryStore, message};
-use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
+use idem_webhook::{
+    Secret,
+    send::{Endpoint, Endpoints, WebhookPublisher},
+};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::receiver::{Answer, Receiver};
+use super::receiver::{Answer, Receiver};
 
 /// Publishes an event without an ordering key, whose payload is the URL of its endpoint.
 async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {

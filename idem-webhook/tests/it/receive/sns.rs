@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use idem_core::BoxError;
-use idem_http::inbound::{Fetch, Inbound, Sns};
 use idem_sqlx::PostgresStore;
+use idem_webhook::receive::{Fetch, Inbound, Sns};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command, task::JoinSet};
 

@@ -39,7 +39,7 @@ pub use crate::{
             Connecting, Durability, Fence, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, connect_lane,
             refuse_other_backend,
         },
-        settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
+        settings::{Pooler, PostgresSettings, RECORD_BYTES, check_number, is_this_machine, unreadable_url},
         sqlstate::{
             CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report,
             refused_parameter,

@@ -24,7 +24,7 @@ mod sqlite;
 #[cfg(all(feature = "failpoints", feature = "postgres"))]
 pub use self::postgres::PostgresScratch;
 #[cfg(feature = "postgres")]
-pub use self::postgres::{PostgresOptions, PostgresOutbox, PostgresSession, PostgresStore, PostgresUnit, Statements};
+pub use self::postgres::{Pooler, PostgresOptions, PostgresOutbox, PostgresSession, PostgresStore, PostgresUnit};
 #[cfg(all(feature = "failpoints", feature = "sqlite"))]
 pub use self::sqlite::SqliteScratch;
 #[cfg(feature = "sqlite")]

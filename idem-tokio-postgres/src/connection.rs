@@ -15,7 +15,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use crate::{Statements, link::Link, text};
+use crate::{Pooler, link::Link, text};
 
 /// Why a statement of a handler's did not run, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,7 @@ impl RunStatementError {
 /// dropped has been sent all the same.
 pub struct PostgresConnection<'t> {
     link: &'t Link,
-    statements: Statements,
+    pooler: Pooler,
     sharing: Sharing<'t>,
 }
 
@@ -94,16 +94,16 @@ impl fmt::Debug for PostgresConnection<'_> {
 }
 
 impl<'t> PostgresConnection<'t> {
-    pub(crate) fn in_order(link: &'t Link, statements: Statements, nested: &'t AtomicUsize) -> Self {
-        Self { link, statements, sharing: Sharing::InOrder(nested) }
+    pub(crate) fn in_order(link: &'t Link, pooler: Pooler, nested: &'t AtomicUsize) -> Self {
+        Self { link, pooler, sharing: Sharing::InOrder(nested) }
     }
 
-    pub(crate) fn shared(link: &'t Link, statements: Statements) -> Self {
-        Self { link, statements, sharing: Sharing::Shared }
+    pub(crate) fn shared(link: &'t Link, pooler: Pooler) -> Self {
+        Self { link, pooler, sharing: Sharing::Shared }
     }
 
     pub(crate) fn reborrow(&mut self) -> PostgresConnection<'_> {
-        PostgresConnection { link: self.link, statements: self.statements, sharing: self.sharing }
+        PostgresConnection { link: self.link, pooler: self.pooler, sharing: self.sharing }
     }
 
     /// Runs a statement and answers its rows.
@@ -262,10 +262,10 @@ impl<'t> PostgresConnection<'t> {
     }
 
     async fn prepared(&self, statement: &str) -> Result<Statement, Error> {
-        match self.statements {
-            Statements::Named => self.link.cache.get(&self.link.client, statement).await,
+        match self.pooler {
+            Pooler::None => self.link.cache.get(&self.link.client, statement).await,
             // Taken back as soon as it is used, still in this transaction, so that no pooler sees it.
-            Statements::Unnamed => self.link.client.prepare(statement).await,
+            Pooler::Transaction => self.link.client.prepare(statement).await,
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Error, SimpleQueryMessage, config::Config, error::S
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
-    PostgresOptions, PostgresSession, Statements, error,
+    Pooler, PostgresOptions, PostgresSession, error,
     link::{Link, Parameter, Parameters},
     pool::Pool,
     tls,
@@ -115,7 +115,7 @@ impl Driver {
             framework: Pool::new(options.connection.clone(), options.settings.connections as usize),
             cleaner: Pool::new(cleanup, 1),
             tls: tls::connector(options.tls.clone())?,
-            statement_limit: StatementLimit::new(options.settings.answer_timeout, options.settings.statements),
+            statement_limit: StatementLimit::new(options.settings.answer_timeout, options.settings.pooler),
             options,
             session_settings: SessionSettings::default(),
             is_direct: OnceCell::new(),
@@ -131,8 +131,8 @@ impl Driver {
         }
     }
 
-    pub(crate) fn naming(&self) -> Statements {
-        self.options.settings.statements
+    pub(crate) fn naming(&self) -> Pooler {
+        self.options.settings.pooler
     }
 
     /// Opens a connection within the time for it.

@@ -3,7 +3,7 @@
 
 pub use idem_core;
 pub use idem_sql;
-pub use idem_sql::{MigrateError, PublishPlainError, Statements};
+pub use idem_sql::{MigrateError, Pooler, PublishPlainError};
 pub use tokio_postgres;
 
 mod append;

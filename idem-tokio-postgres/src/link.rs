@@ -15,7 +15,7 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::{Statements, error, statements::StatementCache};
+use crate::{Pooler, error, statements::StatementCache};
 
 /// The parameters of one of idem's own statements, with the types that its text casts them to.
 pub(crate) type Parameters<'p> = [Parameter<'p>];
@@ -74,10 +74,10 @@ impl Link {
     }
 
     /// Makes one of idem's own statements ready.
-    pub(crate) async fn ready<'s>(&'s self, statements: Statements, text: &'s str) -> Result<Ready<'s>, Error> {
-        let prepared = match statements {
-            Statements::Named => Some(self.cache.get(&self.client, text).await?),
-            Statements::Unnamed => None,
+    pub(crate) async fn ready<'s>(&'s self, pooler: Pooler, text: &'s str) -> Result<Ready<'s>, Error> {
+        let prepared = match pooler {
+            Pooler::None => Some(self.cache.get(&self.client, text).await?),
+            Pooler::Transaction => None,
         };
         Ok(Ready { client: &self.client, text, prepared })
     }

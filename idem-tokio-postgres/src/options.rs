@@ -11,7 +11,7 @@ use crate::{PostgresStore, tls};
 
 /// The settings of a [`PostgresStore`].
 ///
-/// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), a handler's text costs a round trip more unless it names the
+/// `Debug` prints no password. With [`Pooler::Transaction`](crate::Pooler::Transaction), a handler's text costs a round trip more unless it names the
 /// types of its parameters ([`PostgresConnection::execute_typed`](crate::PostgresConnection::execute_typed)).
 #[derive(Clone)]
 #[must_use]
@@ -34,6 +34,12 @@ impl fmt::Debug for PostgresOptions {
             .field("settings", &self.settings)
             .field("statements_max", &self.statements_max)
             .finish_non_exhaustive()
+    }
+}
+
+impl From<Config> for PostgresOptions {
+    fn from(connection: Config) -> Self {
+        Self::new(connection)
     }
 }
 
@@ -85,19 +91,22 @@ impl PostgresOptions {
         self
     }
 
-    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own.
-    pub fn cleanup_with(mut self, connection: Config) -> Self {
-        self.cleanup = Some(connection);
-        self
-    }
-
-    /// The same by its URL, as for [`parse`](Self::parse). TLS is that of the store itself.
+    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own. Of these options only the
+    /// connection is used; TLS is that of the store itself.
     ///
-    /// # Errors
-    /// [`StoreError::Refused`] where it cannot be read.
-    pub fn cleanup_url(self, url: &str) -> Result<Self, StoreError> {
-        let login = Self::parse(url)?;
-        Ok(self.cleanup_with(login.connection))
+    /// ```
+    /// # fn options() -> Result<idem_tokio_postgres::PostgresOptions, idem_core::StoreError> {
+    /// use idem_tokio_postgres::PostgresOptions;
+    ///
+    /// let cleanup = PostgresOptions::parse("postgres://idem_cleanup@localhost/payments")?;
+    /// let options = PostgresOptions::parse("postgres://worker@localhost/payments")?.cleanup_login(cleanup);
+    /// # Ok(options)
+    /// # }
+    /// # options().unwrap();
+    /// ```
+    pub fn cleanup_login(mut self, login: impl Into<Self>) -> Self {
+        self.cleanup = Some(login.into().connection);
+        self
     }
 
     /// The store. Nothing is connected yet.

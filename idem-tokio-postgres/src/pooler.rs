@@ -4,12 +4,12 @@ use idem_core::StoreError;
 use idem_sql::{PostgresDriver as _, SeenPids, is_pooled};
 use tokio_postgres::{Client, Error};
 
-use crate::{Statements, driver::Driver};
+use crate::{Pooler, driver::Driver};
 
 impl Driver {
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
     pub(crate) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
-        if self.naming() == Statements::Unnamed {
+        if self.naming() == Pooler::Transaction {
             return Ok(());
         }
         let look = || async {

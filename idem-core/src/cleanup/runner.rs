@@ -208,7 +208,7 @@ impl Cleanup {
         tracing::info!(
             last,
             "cleanup is off in this worker, because its role may not delete: give it another login for that \
-             (--cleanup-database-url, cleanup_with), or run `idem cleanup` elsewhere"
+             (cleanup_login, --cleanup-database-url), or run `idem cleanup` elsewhere"
         );
     }
 

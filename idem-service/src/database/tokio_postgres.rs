@@ -14,7 +14,7 @@ impl Database for PostgresStore {
     async fn open(settings: DatabaseSettings<'_>) -> Result<PostgresStore, BoxError> {
         let mut options = PostgresOptions::parse(settings.url())?;
         if let Some(url) = settings.cleanup_url() {
-            options = options.cleanup_url(url)?;
+            options = options.cleanup_login(PostgresOptions::parse(url)?);
         }
         if let Some(name) = settings.application_name() {
             options = options.application_name(name);

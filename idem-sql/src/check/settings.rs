@@ -9,15 +9,16 @@ use crate::text::name::SchemaName;
 /// The bytes of a record with its indexes, where keys are UUIDs in text; `./bench --growth` measures it.
 pub const RECORD_BYTES: u64 = 210;
 
-/// Whether statements are prepared under names that stay with the connection.
+/// The pooler in front of the server, by which statements are prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Statements {
-    /// Prepared once a connection: the fastest. Behind a pooler in transaction mode it needs prepared-statement support
-    /// (PgBouncer 1.21 and later, with `max_prepared_statements`).
+pub enum Pooler {
+    /// There is none, or one that keeps prepared statements: each is prepared once a connection, which is the fastest. In transaction mode
+    /// that is PgBouncer 1.21 and later, with `max_prepared_statements`.
     #[default]
-    Named,
-    /// Nothing is kept prepared, for older poolers. The store's documentation says how the handlers' own statements must follow.
-    Unnamed,
+    None,
+    /// One in transaction mode that keeps no prepared statements, such as PgBouncer before 1.21. The store's documentation says how the
+    /// handlers' own statements must follow.
+    Transaction,
 }
 
 /// The settings; a store's options document each.
@@ -25,8 +26,8 @@ pub enum Statements {
 pub struct PostgresSettings {
     /// Defaults to `idem`.
     pub schema: SchemaName,
-    /// Defaults to [`Statements::Named`].
-    pub statements: Statements,
+    /// Defaults to [`Pooler::None`].
+    pub pooler: Pooler,
     /// Defaults to 2; from 1 to 64.
     pub connections: u32,
     /// Defaults to 5 s; from 10 ms to 5 minutes.
@@ -39,7 +40,7 @@ impl Default for PostgresSettings {
     fn default() -> Self {
         Self {
             schema: SchemaName::default(),
-            statements: Statements::default(),
+            pooler: Pooler::default(),
             connections: 2,
             connect_timeout: Duration::from_secs(5),
             answer_timeout: Duration::from_secs(10),
@@ -110,9 +111,8 @@ macro_rules! postgres_setters {
         $crate::postgres_setters! {
             /// The schema that holds idem's tables. Defaults to `idem`.
             schema: $crate::SchemaName,
-            /// Whether statements are prepared under names. Defaults to
-            /// [`Statements::Named`](crate::Statements::Named).
-            statements: $crate::Statements,
+            /// The pooler in front of the server. Defaults to [`Pooler::None`](crate::Pooler::None).
+            pooler: $crate::Pooler,
             /// How many connections are used outside of units of work. Defaults to 2; from 1 to 64. Each lane has its own
             /// beside them.
             connections: u32,

@@ -137,7 +137,7 @@ fn no_right_to_delete<D: PostgresDriver>(error: StoreError) -> StoreError {
     }
     StoreError::Refused {
         problem: "this role may not remove expired rows".to_owned(),
-        cure: "Run the role script and use a login in idem_cleanup (PostgresOptions::cleanup_with), or turn the \
+        cure: "Run the role script and use a login in idem_cleanup (PostgresOptions::cleanup_login), or turn the \
                worker's cleanup off and run `idem cleanup` elsewhere"
             .to_owned(),
     }

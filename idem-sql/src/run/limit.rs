@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{check::settings::Statements, run::role_default::RoleDefault, text::postgres::milliseconds};
+use crate::{check::settings::Pooler, run::role_default::RoleDefault, text::postgres::milliseconds};
 
 /// The limit of statements outside of units of work: the server ends them about when their client gives them up, so that one that
 /// is slow piles up no sessions (A54).
@@ -22,8 +22,8 @@ impl StatementLimit {
     /// As long as the client waits. Without names for statements the server is taken to be behind a pooler, which refuses settings of
     /// a session.
     #[must_use]
-    pub fn new(limit: Duration, statements: Statements) -> Self {
-        Self { milliseconds: milliseconds(limit), is_sessions: AtomicBool::new(statements == Statements::Named) }
+    pub fn new(limit: Duration, pooler: Pooler) -> Self {
+        Self { milliseconds: milliseconds(limit), is_sessions: AtomicBool::new(pooler == Pooler::None) }
     }
 
     /// The setting with which a connection is to begin.
@@ -68,11 +68,11 @@ mod tests {
     #[test]
     fn a54_where_no_session_has_the_limit_each_transaction_has_it() {
         let (second, by_role) = (Duration::from_secs(1), RoleDefault::default());
-        let limit = StatementLimit::new(second, Statements::Named);
+        let limit = StatementLimit::new(second, Pooler::None);
         assert_eq!(limit.setting(), Some(("statement_timeout", "1000".to_owned())));
         assert_eq!(limit.begin(&by_role), None);
         limit.refused();
-        for limit in [limit, StatementLimit::new(second, Statements::Unnamed)] {
+        for limit in [limit, StatementLimit::new(second, Pooler::Transaction)] {
             assert_eq!((limit.setting(), limit.question()), (None, None));
             let begin = limit.begin(&by_role).unwrap();
             assert_eq!(begin, "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 1000");

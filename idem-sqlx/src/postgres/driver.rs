@@ -5,8 +5,8 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use idem_core::StoreError;
 use idem_sql::{
-    Connecting, Fence, KnownEvents, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName,
-    SeenPids, SessionSettings, Statements, Value, refuse_fenced,
+    Connecting, Fence, KnownEvents, Parameter, Pooler, PostgresDriver, PostgresStatements, RoleDefault, Row,
+    SchemaName, SeenPids, SessionSettings, Value, refuse_fenced,
 };
 use sqlx::{
     AssertSqlSafe, Column as _, Connection as _, PgConnection, PgPool, Postgres as Db, Row as _, TypeInfo as _,
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     pub(super) fn is_named(&self) -> bool {
-        self.options.settings.statements == Statements::Named
+        self.options.settings.pooler == Pooler::None
     }
 
     /// Opens a connection within the time for it.

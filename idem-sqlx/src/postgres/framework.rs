@@ -19,7 +19,7 @@ pub(super) struct Framework {
 impl Framework {
     pub(super) fn new(options: &PostgresOptions) -> Self {
         let (plain, settings) = (options.connection.clone(), &options.settings);
-        let limit = Arc::new(StatementLimit::new(settings.answer_timeout, settings.statements));
+        let limit = Arc::new(StatementLimit::new(settings.answer_timeout, settings.pooler));
         let limited = plain.clone();
         let limited = if let Some(setting) = limit.setting() { limited.options([setting]) } else { limited };
         let asking = Arc::clone(&limit);

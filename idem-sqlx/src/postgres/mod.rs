@@ -19,7 +19,7 @@ use idem_core::{
     ErrorClass, Store, StoreError,
     store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
-pub use idem_sql::Statements;
+pub use idem_sql::Pooler;
 use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 

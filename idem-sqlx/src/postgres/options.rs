@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_sql::{PostgresSettings, Statements, is_this_machine, unreadable_url};
+use idem_sql::{Pooler, PostgresSettings, is_this_machine, unreadable_url};
 use sqlx::{
     ConnectOptions as _,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
@@ -13,7 +13,7 @@ use super::PostgresStore;
 
 /// The settings of a [`PostgresStore`].
 ///
-/// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), the handlers' own queries need `persistent(false)` too.
+/// `Debug` prints no password. With [`Pooler::Transaction`](crate::Pooler::Transaction), the handlers' own queries need `persistent(false)` too.
 #[derive(Clone)]
 #[must_use]
 pub struct PostgresOptions {
@@ -33,6 +33,12 @@ impl fmt::Debug for PostgresOptions {
             .field("ssl_mode", &self.connection.get_ssl_mode())
             .field("settings", &self.settings)
             .finish_non_exhaustive()
+    }
+}
+
+impl From<PgConnectOptions> for PostgresOptions {
+    fn from(connection: PgConnectOptions) -> Self {
+        Self::new(connection)
     }
 }
 
@@ -76,19 +82,22 @@ impl PostgresOptions {
         self
     }
 
-    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own.
-    pub fn cleanup_with(mut self, connection: PgConnectOptions) -> Self {
-        self.cleanup = Some(connection);
-        self
-    }
-
-    /// The same by its URL, as for [`parse`](Self::parse).
+    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own. Of these options only the
+    /// connection is used.
     ///
-    /// # Errors
-    /// [`StoreError::Refused`] where it cannot be read.
-    pub fn cleanup_url(self, url: &str) -> Result<Self, StoreError> {
-        let login = Self::parse(url)?;
-        Ok(self.cleanup_with(login.connection))
+    /// ```
+    /// # fn options() -> Result<idem_sqlx::PostgresOptions, idem_core::StoreError> {
+    /// use idem_sqlx::PostgresOptions;
+    ///
+    /// let cleanup = PostgresOptions::parse("postgres://idem_cleanup@localhost/payments")?;
+    /// let options = PostgresOptions::parse("postgres://worker@localhost/payments")?.cleanup_login(cleanup);
+    /// # Ok(options)
+    /// # }
+    /// # options().unwrap();
+    /// ```
+    pub fn cleanup_login(mut self, login: impl Into<Self>) -> Self {
+        self.cleanup = Some(login.into().connection);
+        self
     }
 
     /// How a connection of one's own reaches the same database, as sqlx takes it.
@@ -102,7 +111,7 @@ impl PostgresOptions {
     /// [`StoreError::Refused`] names the setting, its value and the rule.
     pub fn build(mut self) -> Result<PostgresStore, StoreError> {
         self.settings.check()?;
-        if self.settings.statements == Statements::Unnamed {
+        if self.settings.pooler == Pooler::Transaction {
             // Poolers refuse this setting of sqlx's, which only changes how a float is printed.
             self.connection = self.connection.extra_float_digits(None);
             self.cleanup = self.cleanup.map(|options| options.extra_float_digits(None));

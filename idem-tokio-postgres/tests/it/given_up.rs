@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use idem_core::Store as _;
 use idem_testkit::conformance::postgres::pooler::dropping_options;
-use idem_tokio_postgres::{PostgresOptions, Statements};
+use idem_tokio_postgres::{Pooler, PostgresOptions};
 
 use crate::{
     fixture::{Fixture, url},
@@ -35,7 +35,7 @@ async fn a54_a_statement_that_was_given_up_ends_at_the_server() {
 async fn a54_a_statement_that_was_given_up_ends_behind_a_pooler() {
     let fixture = Fixture::new().await;
     let options = fixture.pooled(pooler()).await;
-    nothing_piles_up(&fixture, fixture.options_of(options).statements(Statements::Unnamed)).await;
+    nothing_piles_up(&fixture, fixture.options_of(options).pooler(Pooler::Transaction)).await;
     fixture.drop_pooled().await;
 }
 

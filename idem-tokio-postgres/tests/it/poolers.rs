@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use idem_core::{Concurrency, HandlerError, Message, Store as _, StoreError, store::Bookkeeping as _};
 use idem_tokio_postgres::{
-    PostgresConnection, PostgresStore, Statements,
+    Pooler, PostgresConnection, PostgresStore,
     tokio_postgres::{Config, NoTls, types::Type},
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn pooler() -> Config {
 /// A store behind the pooler, as it is set up there: its role is read only by default.
 async fn pooled(fixture: &Fixture) -> PostgresStore {
     let config = fixture.pooled(pooler()).await;
-    fixture.options_of(config).statements(Statements::Unnamed).build().unwrap()
+    fixture.options_of(config).pooler(Pooler::Transaction).build().unwrap()
 }
 
 /// Behind a pooler, handlers name their schema. One statement names its types, the other lets the server find them.
@@ -110,7 +110,7 @@ impl Act for Sleeps {
 #[tokio::test]
 async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let fixture = Fixture::new().await;
-    let store = fixture.options_of(pooler()).statements(Statements::Unnamed).build().unwrap();
+    let store = fixture.options_of(pooler()).pooler(Pooler::Transaction).build().unwrap();
     let error = store.bookkeeping().verify().await.unwrap_err();
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
@@ -158,7 +158,7 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     let (_, decisions) = ending.decisions_on(lane, messages(&keys(3))).await.unwrap();
     assert_eq!(letters(&decisions), "PtP");
     assert_eq!(fixture.effects().await, ["order-000", "order-002"]);
-    let behind = fixture.options_of(pooler()).statements(Statements::Unnamed).build().unwrap();
+    let behind = fixture.options_of(pooler()).pooler(Pooler::Transaction).build().unwrap();
     let (client, connection) = pooler().connect(NoTls).await.unwrap();
     assert!(matches!(behind.session_from(client, connection).await, Err(StoreError::Refused { .. })));
     behind.disconnect().await;

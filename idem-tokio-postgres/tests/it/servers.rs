@@ -120,7 +120,7 @@ async fn s8_a_worker_needs_no_more_than_its_role() {
         Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };
     let refused = Arc::new(worker.clone()).cleaner().remove(&removal).await;
     assert!(matches!(refused, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup")));
-    let store = fixture.options_of(configs[0].clone()).cleanup_with(configs[1].clone()).build().unwrap();
+    let store = fixture.options_of(configs[0].clone()).cleanup_login(configs[1].clone()).build().unwrap();
     fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 minute'").await;
     assert_eq!(Arc::new(store.clone()).cleaner().remove(&removal).await.unwrap(), Removed::Rows(2));
     worker.disconnect().await;

@@ -35,26 +35,21 @@ async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
         "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = '{}' AND state LIKE 'idle in transaction%'",
         fixture.schema
     );
-    for statements in [idem_sqlx::Statements::Named, idem_sqlx::Statements::Unnamed] {
-        let store = fixture
-            .options()
-            .statements(statements)
-            .connections(1)
-            .application_name(fixture.schema.as_str())
-            .build()
-            .unwrap();
+    for pooler in [idem_sqlx::Pooler::None, idem_sqlx::Pooler::Transaction] {
+        let store =
+            fixture.options().pooler(pooler).connections(1).application_name(fixture.schema.as_str()).build().unwrap();
         let (claim, _) = claim_of(&store, "a").await;
         for polls in 1..40 {
             poll_and_drop(polls, store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash)).await;
             // Nothing sits in a forgotten transaction, which the next caller's statements would become a part of.
             fixture.until(&open).await;
-            let key = IdempotencyKey::new(&format!("{statements:?}-{polls}")).unwrap();
+            let key = IdempotencyKey::new(&format!("{pooler:?}-{polls}")).unwrap();
             assert_eq!(store.bookkeeping().count_attempt(claim.scope, &key, claim.hash).await.unwrap(), 1);
             let control: Control = store.bookkeeping().control(claim.scope).await.unwrap();
             assert_eq!(control.state, ControlState::Running);
         }
         // An answered operation is committed: nothing waits in a forgotten transaction.
-        let query = format!("SELECT count(*) FROM message_attempts WHERE idempotency_key LIKE '{statements:?}-%'");
+        let query = format!("SELECT count(*) FROM message_attempts WHERE idempotency_key LIKE '{pooler:?}-%'");
         assert_eq!(fixture.text(query).await, "39");
         store.disconnect().await;
     }

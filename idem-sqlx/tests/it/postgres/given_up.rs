@@ -6,7 +6,7 @@ mod shared;
 use std::sync::Arc;
 
 use idem_core::Store as _;
-use idem_sqlx::{PostgresOptions, Statements};
+use idem_sqlx::{Pooler, PostgresOptions};
 use idem_testkit::conformance::postgres::pooler::dropping_options;
 use sqlx::postgres::PgSslMode;
 
@@ -27,8 +27,8 @@ async fn nothing_piles_up(fixture: &Fixture, options: PostgresOptions) {
 #[tokio::test]
 async fn a54_a_statement_that_was_given_up_ends_at_the_server() {
     let fixture = Fixture::new().await;
-    for statements in [Statements::Named, Statements::Unnamed] {
-        nothing_piles_up(&fixture, fixture.options().statements(statements)).await;
+    for pooler in [Pooler::None, Pooler::Transaction] {
+        nothing_piles_up(&fixture, fixture.options().pooler(pooler)).await;
     }
     fixture.drop().await;
 }
@@ -37,7 +37,7 @@ async fn a54_a_statement_that_was_given_up_ends_at_the_server() {
 async fn a54_a_statement_that_was_given_up_ends_behind_a_pooler() {
     let fixture = Fixture::new().await;
     let options = pooler().username(&fixture.pooled().await);
-    nothing_piles_up(&fixture, fixture.options_of(options).statements(Statements::Unnamed)).await;
+    nothing_piles_up(&fixture, fixture.options_of(options).pooler(Pooler::Transaction)).await;
     fixture.drop_pooled().await;
 }
 

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use idem_core::{
     CancellationToken, Effects, HandlerError, Message, Store as _, StoreError, Worker, store::Bookkeeping as _,
 };
-use idem_sqlx::{PostgresOptions, PostgresStore, Statements};
+use idem_sqlx::{Pooler, PostgresOptions, PostgresStore};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::Notify;
 
@@ -31,7 +31,7 @@ fn through(fixture: &Fixture, options: PgConnectOptions) -> PostgresOptions {
 /// A store behind the pooler, as it is set up there: its role is read only by default.
 async fn pooled(fixture: &Fixture) -> PostgresStore {
     let options = pooler().username(&fixture.pooled().await);
-    through(fixture, options).statements(Statements::Unnamed).build().unwrap()
+    through(fixture, options).pooler(Pooler::Transaction).build().unwrap()
 }
 
 /// Behind a pooler, handlers name their schema and prepare nothing under a name.
@@ -102,7 +102,7 @@ async fn a28_unnamed_statements_work() {
 async fn d50_lanes_behind_a_small_pool_do_not_wait_for_each_other() {
     let fixture = Fixture::new().await;
     let options = pooler().database("narrow").username(&fixture.pooled().await);
-    let store = through(&fixture, options).statements(Statements::Unnamed);
+    let store = through(&fixture, options).pooler(Pooler::Transaction);
     let store = store.answer_timeout(Duration::from_secs(1)).build().unwrap();
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
     let all = keys(200);
@@ -147,7 +147,7 @@ impl Act for Sleeps {
 #[tokio::test]
 async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let fixture = Fixture::new().await;
-    let store = through(&fixture, pooler()).statements(Statements::Unnamed).build().unwrap();
+    let store = through(&fixture, pooler()).pooler(Pooler::Transaction).build().unwrap();
     let error = store.bookkeeping().verify().await.unwrap_err();
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
@@ -237,7 +237,7 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     sqlx::raw_sql("INSERT INTO effects VALUES ('own', '', '')").execute(&mut connection).await.unwrap();
     // Through a pooler, a session's setting would be the next client's.
     let foreign = pooler().extra_float_digits(None).connect().await.unwrap();
-    let behind = through(&fixture, pooler()).statements(Statements::Unnamed).build().unwrap();
+    let behind = through(&fixture, pooler()).pooler(Pooler::Transaction).build().unwrap();
     assert!(matches!(behind.session_from(foreign).await, Err(StoreError::Refused { .. })));
     behind.disconnect().await;
     fixture.drop().await;
@@ -318,7 +318,7 @@ async fn a53_what_another_client_of_the_pooler_has_set_weakens_no_commit() {
     let fixture = Fixture::new().await;
     let role = fixture.pooled().await;
     let options = pooler().username(&role);
-    let store = through(&fixture, options.clone()).statements(Statements::Unnamed).build().unwrap();
+    let store = through(&fixture, options.clone()).pooler(Pooler::Transaction).build().unwrap();
     let consumer = builder(store.clone(), Acting(TellsDurability(fixture.schema.quoted()))).lanes(1).build().unwrap();
     assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
     let mut other = options.extra_float_digits(None).connect().await.unwrap();

@@ -107,7 +107,7 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
     assert!(matches!(refused, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup")));
 
     let cleaner = login(&fixture, "idem_cleanup").await;
-    let store = fixture.options_of(worker).cleanup_with(cleaner).build().unwrap();
+    let store = fixture.options_of(worker).cleanup_login(cleaner).build().unwrap();
     fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 minute'").await;
     assert_eq!(Arc::new(store.clone()).cleaner().remove(&removal).await.unwrap(), Removed::Rows(2));
     drop((connection, consumer, store));

@@ -65,7 +65,7 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
         None if told.is_some() => {}
         None => attached.warnings.push(format!(
             "{unknown}, and the broker may drop messages because of them, so one message at a time is in hand until some have \
-             gone well: give idem the management URL (--management-url), or say what the limit is (--delivery-limit N|none)"
+             gone well: set management_url (--management-url), or delivery_limit (--delivery-limit N|none)"
         )),
         Some(management) => match management.queue(vhost, queue).await {
             Err(error) => attached.warnings.push(format!("{unknown} ({error}): check the management URL and the user's tags")),
@@ -199,7 +199,7 @@ impl Facts {
                 format!("queue {queue:?} drops a message after {limit} deliveries: it has no dead-letter exchange"),
                 format!(
                     "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself; or accept it with \
-                     --delivery-limit {limit}"
+                     delivery_limit (--delivery-limit {limit})"
                 ),
             ));
         }

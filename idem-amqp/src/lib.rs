@@ -24,7 +24,7 @@ mod wire;
 #[doc(hidden)]
 pub mod fuzzing;
 
-pub use idem_core as core;
+pub use idem_core;
 
 pub use self::{
     options::{AmqpOptions, DeliveryLimit},

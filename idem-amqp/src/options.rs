@@ -158,7 +158,7 @@ impl AmqpOptions {
 
     /// A further queue that must exist at the start, such as that of an [`AmqpPublisher`](crate::AmqpPublisher).
     #[must_use]
-    pub fn needs(mut self, queue: impl Into<String>) -> Self {
+    pub fn require_queue(mut self, queue: impl Into<String>) -> Self {
         self.needed.push(queue.into());
         self
     }
@@ -242,7 +242,7 @@ impl AmqpOptions {
                 "it must be another than the queue",
             ));
         }
-        let needed = self.needed.iter().map(|queue| check_queue("needs", queue));
+        let needed = self.needed.iter().map(|queue| check_queue("require_queue", queue));
         Ok(Settings {
             management: self.management_url.as_ref().map(management).transpose()?,
             queue: check_queue("queue", &self.queue)?,

@@ -27,7 +27,7 @@ mod watchdog;
 #[doc(hidden)]
 pub mod fuzzing;
 
-pub use idem_core as core;
+pub use idem_core;
 
 #[cfg(feature = "msk-iam")]
 pub use self::msk_iam::MskIam;

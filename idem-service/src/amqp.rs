@@ -168,7 +168,7 @@ impl Broker for Amqp {
         let publisher = self.dead_letter_queue.as_ref().map(|queue| AmqpPublisher::new(&options, queue));
         let publisher = publisher.transpose().map_err(refused)?;
         if let Some(queue) = &self.dead_letter_queue {
-            options = options.needs(queue);
+            options = options.require_queue(queue);
         }
         let events = Some(events(options.clone()));
         Ok(Built { events, ..Built::new(options.build().map_err(refused)?).publisher(publisher) })

@@ -138,7 +138,7 @@ impl Sqs {
         let publisher = self.dead_letter_queue_url.as_ref().map(|url| SqsPublisher::new(client, url));
         let publisher = publisher.transpose().map_err(refused)?;
         if let Some(url) = self.dead_letter_queue_url {
-            options = options.needs(url);
+            options = options.require_queue(url);
         }
         let source = options.build().map_err(refused)?;
         if self.wait + GIVE_BACK > self.worker.drain {

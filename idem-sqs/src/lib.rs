@@ -16,7 +16,7 @@ mod source;
 mod state;
 
 pub use aws_sdk_sqs;
-pub use idem_core as core;
+pub use idem_core;
 
 pub use self::{
     envelope::Envelope,

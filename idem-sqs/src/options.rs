@@ -85,7 +85,7 @@ impl SqsOptions {
 
     /// The URL of a further queue that must exist at the start, such as that of a [`SqsPublisher`](crate::SqsPublisher).
     #[must_use]
-    pub fn needs(mut self, queue_url: impl Into<String>) -> Self {
+    pub fn require_queue(mut self, queue_url: impl Into<String>) -> Self {
         self.needed.push(queue_url.into());
         self
     }
@@ -96,7 +96,7 @@ impl SqsOptions {
             if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::span(field, value, rule)) }
         };
         for url in &self.needed {
-            check_url("needs", url)?;
+            check_url("require_queue", url)?;
         }
         let seconds = Duration::from_secs;
         span("visibility", self.visibility, seconds(2), VISIBILITY_MAX, "it must be from 2 s to 12 h")?;

@@ -94,7 +94,7 @@ impl Source for SqsSource {
     }
 
     /// # Errors
-    /// [`SourceError::Refused`] for a queue that does not exist, be it one that is [needed](SqsOptions::needs), rights or credentials that are missing.
+    /// [`SourceError::Refused`] for a queue that does not exist, be it one that is [required](SqsOptions::require_queue), rights or credentials that are missing.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call has started nothing.

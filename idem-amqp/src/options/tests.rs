@@ -24,7 +24,7 @@ fn what_would_break_the_guarantee_is_refused_with_the_setting() {
         (good().consumer_timeout(Duration::from_millis(999)), "consumer_timeout is 999ms"),
         (good().retry_queue("purchases"), "retry_queue is \"purchases\""),
         (good().retry_queue(""), "retry_queue is \"\""),
-        (good().needs(""), "needs is \"\""),
+        (good().require_queue(""), "require_queue is \"\""),
         (good().authorities("hunter2"), "authorities is"),
         (AmqpOptions::new(URL, " "), "queue is \" \""),
         (AmqpOptions::new(URL, "q".repeat(256)), "1 to 255 bytes"),

@@ -106,7 +106,7 @@ async fn a_retry_queue_that_loses_messages_or_is_not_there_is_refused() {
     let managed = |retry: &str| queue.options().management_url(management_url()).retry_queue(retry);
     for (options, words) in [
         (queue.options().retry_queue("idem-no-such-retry-queue"), "\"idem-no-such-retry-queue\" does not exist"),
-        (queue.options().needs("idem-no-such-queue"), "\"idem-no-such-queue\" does not exist"),
+        (queue.options().require_queue("idem-no-such-queue"), "\"idem-no-such-queue\" does not exist"),
         (managed(&plain.name), "does not come back"),
         (managed(&elsewhere.name), "does not come back"),
         (managed(&passing.name), "x-expires"),

@@ -136,9 +136,8 @@ impl<S: Store, B: Source> Worker<S, B> {
                 "Concurrency::Pipelined has nothing to run at once, because everything of a partition has one ordering \
                       key"
                 .to_owned(),
-            cure:
-                "Order by the messages' own keys (on Kafka: --lane-by key, LaneBy::Key), or run the handlers in order"
-                    .to_owned(),
+            cure: "Order by the messages' own keys (on Kafka: lane_by(LaneBy::Key)), or run the handlers in order"
+                .to_owned(),
         }))
     }
 

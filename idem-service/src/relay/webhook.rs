@@ -39,7 +39,7 @@ pub(crate) fn publisher(
         publisher = publisher.allow_plaintext();
     }
     if part.origin {
-        publisher = publisher.sends_origin();
+        publisher = publisher.send_origin();
     }
     if let Some(form) = form {
         publisher = publisher.cloud_events(form);

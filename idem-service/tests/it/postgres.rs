@@ -117,7 +117,7 @@ async fn handlers_at_once_are_refused_where_a_whole_part_has_one_ordering_key() 
     let start = "--migrate --store tokio-postgres --until-idle 10ms --ordered-by-part";
     worker(&database, &place, start).run().await.with(0);
     let ended = worker(&database, &place, &format!("{start} --handlers pipelined")).run().await.with(2);
-    assert!(ended.why().contains("--lane-by key"), "{}", ended.why());
+    assert!(ended.why().contains("LaneBy::Key"), "{}", ended.why());
     database.remove().await;
     place.remove();
 }

@@ -221,8 +221,8 @@ async fn f9_over_limit_is_waited_out() {
 async fn a_further_queue_that_does_not_exist_is_refused_on_both_servers() {
     for server in [Server::elastic(), Server::fake().await] {
         let (queue, dead) = (server.queue("").await, server.queue("").await);
-        join(&queue.options().needs(&dead.url)).await.close().await;
-        let text = refusal(&queue.options().needs(format!("{}-other", dead.url))).await;
+        join(&queue.options().require_queue(&dead.url)).await.close().await;
+        let text = refusal(&queue.options().require_queue(format!("{}-other", dead.url))).await;
         assert!(text.contains(&format!("{}-other", dead.name)) && text.contains("does not exist"), "{text}");
     }
 }

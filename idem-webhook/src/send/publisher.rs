@@ -84,7 +84,7 @@ pub struct WebhookPublisher {
     client: Client,
     is_private_allowed: bool,
     is_plaintext_allowed: bool,
-    sends_origin: bool,
+    send_origin: bool,
     cloud_events: Option<CloudEvents>,
     places: Places,
     lookups: Lookups,
@@ -110,7 +110,7 @@ impl WebhookPublisher {
             client: client(false)?,
             is_private_allowed: false,
             is_plaintext_allowed: false,
-            sends_origin: false,
+            send_origin: false,
             cloud_events: None,
             places: Places::default(),
             lookups: Lookups::default(),
@@ -136,14 +136,14 @@ impl WebhookPublisher {
     /// may be another tenant's, `traceparent` and `tracestate`; and of a CloudEvent the attributes `correlationid` and `causationid`, which
     /// are the first two. Off by default, since endpoints are often somebody else's.
     #[must_use]
-    pub fn sends_origin(self) -> Self {
-        Self { sends_origin: true, ..self }
+    pub fn send_origin(self) -> Self {
+        Self { send_origin: true, ..self }
     }
 
     /// Also writes events that have a type as CloudEvents, beside the headers of Standard Webhooks: in binary mode with headers `ce-…`, whose
     /// values are percent-encoded, in structured mode with a body that is then signed. Their `source` names tenant and consumer unless
     /// [`CloudEvents::source`] sets another one: no CloudEvent goes without it. The attributes `correlationid` and `causationid` come with
-    /// [`sends_origin`](Self::sends_origin) alone. Off by default, since endpoints are often somebody else's.
+    /// [`send_origin`](Self::send_origin) alone. Off by default, since endpoints are often somebody else's.
     #[must_use]
     pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
         Self { cloud_events: Some(cloud_events), ..self }
@@ -176,7 +176,7 @@ impl WebhookPublisher {
         let busy = "its host, or the host's owner, has as many events on their way as it may have";
         let place = self.places.take(owner, &host, Instant::now());
         let mut place = place.map_err(|in_line| soon(busy, in_line))?;
-        let wire = self.cloud_events.as_ref().map(|form| match self.sends_origin {
+        let wire = self.cloud_events.as_ref().map(|form| match self.send_origin {
             true => form.over_http(event),
             false => form.clone().without_causes().over_http(event),
         });
@@ -198,7 +198,7 @@ impl WebhookPublisher {
         }
         let is_sent = |name: &str| {
             let is_among = |names: &[&str]| names.iter().any(|other| name.eq_ignore_ascii_case(other));
-            !is_among(&NOT_THE_EVENTS) && (self.sends_origin || !is_among(&ORIGIN))
+            !is_among(&NOT_THE_EVENTS) && (self.send_origin || !is_among(&ORIGIN))
         };
         let given = given.iter().filter(|(name, _)| is_sent(name));
         let headers = headers(id, &endpoint, given, content_type.as_deref(), payload)?;

@@ -49,7 +49,7 @@ async fn a_group_that_knows_nothing_is_refused_with_the_cure() {
 async fn handlers_at_once_by_partition_are_refused_with_the_cure() {
     let fixture = Fixture::new("by_partition", 1).await.client(PIPELINED);
     let ended = refused(&fixture, &[], &["--reset", "earliest", "--lane-by", "partition"]).await;
-    assert_refused(&ended, 2, &["Pipelined", "--lane-by key"]);
+    assert_refused(&ended, 2, &["Pipelined", "LaneBy::Key"]);
     fixture.remove().await;
 }
 

@@ -28,7 +28,7 @@ async fn o26_another_sdk_reads_what_is_posted() {
             async move { Ok(Some(endpoint)) }
         });
         let publisher =
-            publisher.unwrap().allow_private_networks().unwrap().allow_plaintext().sends_origin().cloud_events(mode);
+            publisher.unwrap().allow_private_networks().unwrap().allow_plaintext().send_origin().cloud_events(mode);
         let answers = publisher.publish_events(&given).await;
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     }

@@ -163,7 +163,7 @@ async fn headers_of_the_request_itself_are_not_the_events() {
 #[tokio::test]
 async fn o60_an_endpoint_does_not_learn_where_an_event_comes_from() {
     let receiver = Receiver::new([]).await;
-    for (publisher, learns) in [(own(receiver.url("/")), false), (own(receiver.url("/")).sends_origin(), true)] {
+    for (publisher, learns) in [(own(receiver.url("/")), false), (own(receiver.url("/")).send_origin(), true)] {
         post(&publisher, &event(0)).await.unwrap();
         let arrived = receiver.posts().pop().unwrap();
         assert_eq!(ORIGIN.map(|name| arrived.headers.contains_key(name)), [learns; 4]);
@@ -179,7 +179,7 @@ async fn o60_a_cloud_events_causes_are_its_origin_too() {
     for mode in [CloudEvents::binary(), CloudEvents::structured()] {
         for learns in [false, true] {
             let publisher = own(receiver.url("/")).cloud_events(mode.clone());
-            let publisher = if learns { publisher.sends_origin() } else { publisher };
+            let publisher = if learns { publisher.send_origin() } else { publisher };
             post(&publisher, &event).await.unwrap();
             let arrived = receiver.posts().pop().unwrap();
             let values = arrived.headers.values().any(|value| value.as_bytes() == b"order-0");

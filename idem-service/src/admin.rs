@@ -1,27 +1,39 @@
 //! The admin endpoints: `/metrics`, `/healthz`, `/readyz`, and a page at `/`. All are read-only.
 
+mod body;
+mod own;
 mod server;
 
 use std::sync::Arc;
 
-use axum::{
-    Json, Router,
-    extract::State,
-    http::{HeaderName, StatusCode, header},
-    response::{IntoResponse, Response},
-    routing::get,
+use hyper::{
+    HeaderMap, Method, Response, StatusCode,
+    header::{
+        ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+        X_CONTENT_TYPE_OPTIONS,
+    },
 };
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
-use self::server::Hosts;
-use crate::{exit::Failure, metrics, page, status::Status};
+pub(crate) use self::own::OwnRoutes;
+use self::{
+    body::Whole,
+    server::{Hosts, Served},
+};
+use crate::{
+    exit::Failure,
+    metrics::{MEDIA_TYPE, Recorded},
+    page,
+    status::Status,
+};
+
+const PLAIN: &str = "text/plain; charset=utf-8";
 
 #[derive(Debug, Clone)]
 struct Admin {
     status: Arc<Status>,
     /// `None` where the program has a recorder of its own.
-    recorded: Option<PrometheusHandle>,
+    recorded: Option<Recorded>,
 }
 
 /// Serves them on `address`, and the application's `own`, until the runtime ends. `hosts` are the names by which it may be
@@ -33,8 +45,8 @@ pub(crate) async fn serve(
     address: &str,
     hosts: &[String],
     status: Arc<Status>,
-    recorded: Option<PrometheusHandle>,
-    own: Router,
+    recorded: Option<Recorded>,
+    own: OwnRoutes,
 ) -> Result<(), Failure> {
     let address = if address.contains(':') { address.to_owned() } else { format!("127.0.0.1:{address}") };
     let refused = |error| Failure::refused(format!("--admin is {address:?}, which cannot be listened on: {error}"));
@@ -47,65 +59,90 @@ pub(crate) async fn serve(
             "--admin is no address of this machine alone: every client that reaches it reads keys and errors, without a password"
         );
     }
-    let routes = routes(Admin { status: Arc::clone(&status), recorded }).merge(own);
-    let routes = server::guarded(routes, Hosts(hosts.into()));
-    status.supervise("admin", server::serve(listener, routes));
+    let served = Served { admin: Admin { status: Arc::clone(&status), recorded }, hosts: Hosts(hosts.into()), own };
+    status.supervise("admin", server::serve(listener, served));
     Ok(())
-}
-
-fn routes(admin: Admin) -> Router {
-    Router::new()
-        .route("/", get(show))
-        .route(page::STYLE_PATH, get(style))
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .with_state(admin)
 }
 
 /// A browser may only show the page, in this style.
 const POLICY: [(HeaderName, &str); 4] = [
     (
-        header::CONTENT_SECURITY_POLICY,
+        CONTENT_SECURITY_POLICY,
         "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
-    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    (header::REFERRER_POLICY, "no-referrer"),
-    (header::CACHE_CONTROL, "no-store"),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "no-referrer"),
+    (CACHE_CONTROL, "no-store"),
 ];
 
-async fn show(State(Admin { status, .. }): State<Admin>) -> impl IntoResponse {
-    (POLICY, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], page::html(&status))
+fn response(status: StatusCode, media_type: &'static str, text: impl Into<Whole>) -> Response<Whole> {
+    let mut response = Response::new(text.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
 }
 
-async fn style() -> impl IntoResponse {
-    (POLICY, [(header::CONTENT_TYPE, "text/css; charset=utf-8")], page::STYLE)
+/// A part of the page.
+fn shown(media_type: &'static str, text: impl Into<Whole>) -> Response<Whole> {
+    let mut response = response(StatusCode::OK, media_type, text);
+    let policy = POLICY.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    response.headers_mut().extend(HeaderMap::from_iter(policy));
+    response
 }
 
-async fn metrics(State(Admin { status, recorded }): State<Admin>) -> Response {
-    let Some(recorded) = recorded else {
-        return (StatusCode::NOT_FOUND, "this program has a recorder of its own, which has its metrics\n")
-            .into_response();
-    };
-    // On a thread of its own, because thousands of series take longer to write than the worker should wait.
-    match tokio::task::spawn_blocking(move || metrics::text(&status, &recorded)).await {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+impl Admin {
+    /// The answer to a request for this path; `None` where the path is none of these endpoints'.
+    async fn answer(&self, method: &Method, path: &str) -> Option<Response<Whole>> {
+        if !["/", page::STYLE_PATH, "/metrics", "/healthz", "/readyz"].contains(&path) {
+            return None;
+        }
+        if method != Method::GET && method != Method::HEAD {
+            let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "");
+            refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET,HEAD"));
+            return Some(refused);
+        }
+        Some(match path {
+            "/metrics" => self.metrics().await,
+            "/healthz" => self.healthz(),
+            "/readyz" => self.readyz(),
+            page::STYLE_PATH => shown("text/css; charset=utf-8", page::STYLE),
+            _ => shown("text/html; charset=utf-8", page::html(&self.status)),
+        })
     }
-}
 
-/// That this answers at all is news too: handlers that block every thread of the runtime keep it from doing so.
-async fn healthz(State(Admin { status, .. }): State<Admin>) -> Response {
-    match status.dead() {
-        None => "ok\n".into_response(),
-        Some(task) => (StatusCode::SERVICE_UNAVAILABLE, format!("the task {task} died\n")).into_response(),
+    async fn metrics(&self) -> Response<Whole> {
+        let Some(recorded) = self.recorded.clone() else {
+            let text = "this program has a recorder of its own, which has its metrics\n";
+            return response(StatusCode::NOT_FOUND, PLAIN, text);
+        };
+        let status = Arc::clone(&self.status);
+        // On a thread of its own, because thousands of series take longer to write than the worker should wait.
+        let text = tokio::task::spawn_blocking(move || {
+            status.measure();
+            recorded.text()
+        });
+        match text.await {
+            Ok(text) => response(StatusCode::OK, MEDIA_TYPE, text),
+            Err(_) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, ""),
+        }
     }
-}
 
-async fn readyz(State(Admin { status, .. }): State<Admin>) -> impl IntoResponse {
-    let readiness = status.readiness();
-    let code = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(readiness))
+    /// That this answers at all is news too: handlers that block every thread of the runtime keep it from doing so.
+    fn healthz(&self) -> Response<Whole> {
+        match self.status.dead() {
+            None => response(StatusCode::OK, PLAIN, "ok\n"),
+            Some(task) => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("the task {task} died\n")),
+        }
+    }
+
+    fn readyz(&self) -> Response<Whole> {
+        let readiness = self.status.readiness();
+        let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        match serde_json::to_string(&readiness) {
+            Ok(text) => response(status, "application/json", text),
+            Err(_) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, ""),
+        }
+    }
 }
 
 #[cfg(test)]

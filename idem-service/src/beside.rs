@@ -5,7 +5,7 @@ use std::{fmt, future::Future, pin::Pin};
 
 use idem_core::{BoxError, Destination, Store, relay::Route, store};
 
-use crate::exit::Failure;
+use crate::{admin::OwnRoutes, exit::Failure};
 
 /// A future that is made when it is wanted.
 pub(crate) type Hook<T> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = T> + Send>> + Send>;
@@ -17,7 +17,7 @@ pub(crate) struct Beside {
     pub(crate) destinations: Vec<Destination>,
     /// How events get there, where that is not by the usual broker.
     pub(crate) relayed: Vec<Route>,
-    admin_routes: axum::Router,
+    admin_routes: OwnRoutes,
     on_start: Vec<Hook<Result<(), BoxError>>>,
     on_stop: Vec<Hook<()>>,
 }
@@ -37,8 +37,9 @@ impl Beside {
         self.relayed.push(route);
     }
 
+    #[cfg(feature = "axum")]
     pub(crate) fn serves_admin(&mut self, routes: axum::Router) {
-        self.admin_routes = std::mem::take(&mut self.admin_routes).merge(routes);
+        self.admin_routes.add(routes);
     }
 
     pub(crate) fn on_start<F, R>(&mut self, hook: F)
@@ -58,7 +59,7 @@ impl Beside {
     }
 
     /// The application's own routes for the admin port, once.
-    pub(crate) fn take_admin_routes(&mut self) -> axum::Router {
+    pub(crate) fn take_admin_routes(&mut self) -> OwnRoutes {
         std::mem::take(&mut self.admin_routes)
     }
 

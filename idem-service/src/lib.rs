@@ -60,6 +60,7 @@ mod guide {
 #[doc(hidden)]
 pub mod fuzzing;
 
+#[cfg(feature = "axum")]
 pub use axum;
 pub use clap;
 #[cfg(feature = "amqp")]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use self::outlet::Outlet;
 
@@ -56,18 +56,16 @@ impl Write for Event {
 /// # Errors
 /// One line, where `RUST_LOG` cannot be read.
 pub(crate) fn start(format: LogFormat) -> Result<(), String> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) => EnvFilter::try_new(text).map_err(|error| format!("RUST_LOG: {error}"))?,
-        Err(_) => EnvFilter::new(DEFAULT),
-    };
+    let asked = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
+    let filter: Targets = asked.parse().map_err(|error| format!("RUST_LOG: {error}"))?;
     let lines = log(format);
     // An event that cannot be formatted would be reported on standard error, past the thread of the log.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
-    let log = log.with_writer(move || Event(lines));
-    let started = match format {
-        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    let log = fmt::layer().log_internal_errors(false).with_writer(move || Event(lines));
+    let log = match format {
+        LogFormat::Text => log.with_ansi(cfg!(feature = "color") && io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => log.json().flatten_event(true).boxed(),
     };
+    let started = tracing_subscriber::registry().with(log.with_filter(filter)).try_init();
     // It fails only where the program has a log of its own already, which is then used, with its own hook.
     if started.is_ok() {
         report_panics(lines, format);

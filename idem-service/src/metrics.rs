@@ -1,47 +1,221 @@
-//! `/metrics`: the worker's metrics, in Prometheus' text format.
+//! `/metrics`: this process's metrics, recorded here and written in Prometheus' text format.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::{Display, Write as _},
+    sync::{Arc, PoisonError, RwLock, atomic::Ordering},
+};
 
 use idem_core::telemetry::{self, Kind};
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-
-use crate::status::Status;
+use metrics::{
+    Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit, atomics::AtomicU64,
+};
 
 /// The format's media type.
 pub(crate) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How often recorded values are folded into histograms; until then each takes room.
-const FOLD_EVERY: Duration = Duration::from_secs(5);
+/// The upper bounds of the application's histograms, as in Prometheus' own clients.
+const BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Takes the metrics of this process from now on; `None` where the program has a recorder of its own
 /// already.
-pub(crate) fn install(status: &Arc<Status>) -> Option<PrometheusHandle> {
-    // It fails only where a histogram has no buckets, and ours have some.
-    let recorder = recorder().ok()?;
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).ok()?;
-    let folded = handle.clone();
-    status.supervise("metrics", async move {
-        loop {
-            tokio::time::sleep(FOLD_EVERY).await;
-            folded.run_upkeep();
-        }
-    });
-    Some(handle)
+pub(crate) fn install() -> Option<Recorded> {
+    let recorded = Recorded::default();
+    metrics::set_global_recorder(recorded.clone()).ok()?;
+    Some(recorded)
 }
 
-pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
-    let mut builder = PrometheusBuilder::new().with_recommended_naming(true);
-    for metric in telemetry::METRICS {
-        if let Kind::Histogram(bounds) = metric.kind {
-            builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)?;
+/// The recorder. Clones share everything.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Recorded(Arc<Tables>);
+
+#[derive(Debug, Default)]
+struct Tables {
+    counters: Table<AtomicU64>,
+    gauges: Table<AtomicU64>,
+    histograms: Table<Buckets>,
+    /// Meaning and unit, by the name that Prometheus knows.
+    described: RwLock<HashMap<String, (SharedString, Option<Unit>)>>,
+}
+
+type Table<T> = RwLock<HashMap<Key, Arc<T>>>;
+
+/// The recorded values of a histogram, by the bound that each is below.
+#[derive(Debug)]
+struct Buckets {
+    bounds: &'static [f64],
+    /// One more than there are bounds.
+    counts: Box<[AtomicU64]>,
+    /// The bits of a float.
+    sum: AtomicU64,
+}
+
+impl Buckets {
+    fn of(name: &str) -> Self {
+        let known = telemetry::METRICS.iter().find(|metric| metric.name == name).map(|metric| metric.kind);
+        let bounds = if let Some(Kind::Histogram(bounds)) = known { bounds } else { BOUNDS };
+        Self { bounds, counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(), sum: AtomicU64::new(0) }
+    }
+}
+
+impl HistogramFn for Buckets {
+    fn record(&self, value: f64) {
+        self.counts[self.bounds.partition_point(|bound| *bound < value)].fetch_add(1, Ordering::Relaxed);
+        let add = |sum| Some((f64::from_bits(sum) + value).to_bits());
+        let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+}
+
+fn recorded<T>(table: &Table<T>, key: &Key, new: impl FnOnce() -> T) -> Arc<T> {
+    if let Some(known) = table.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        return Arc::clone(known);
+    }
+    let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(table.entry(key.clone()).or_insert_with(|| Arc::new(new())))
+}
+
+impl Recorder for Recorded {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, meaning: SharedString) {
+        let mut described = self.0.described.write().unwrap_or_else(PoisonError::into_inner);
+        described.entry(valid(name.as_str())).or_insert((meaning, unit));
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, meaning: SharedString) {
+        self.describe_counter(name, unit, meaning);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, meaning: SharedString) {
+        self.describe_counter(name, unit, meaning);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(recorded(&self.0.counters, key, AtomicU64::default))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(recorded(&self.0.gauges, key, AtomicU64::default))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(recorded(&self.0.histograms, key, || Buckets::of(key.name())))
+    }
+}
+
+impl Recorded {
+    /// All samples. It takes its time with many series, and so must not run on a thread that polls the worker.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        self.write(&mut text, &self.0.counters, "counter", |text, name, labels, value| {
+            sample(text, name, labels, value.load(Ordering::Relaxed));
+        });
+        self.write(&mut text, &self.0.gauges, "gauge", |text, name, labels, value| {
+            sample(text, name, labels, f64::from_bits(value.load(Ordering::Relaxed)));
+        });
+        self.write(&mut text, &self.0.histograms, "histogram", histogram);
+        text
+    }
+
+    fn write<T>(&self, text: &mut String, table: &Table<T>, kind: &str, write: impl Fn(&mut String, &str, &str, &T)) {
+        let mut families = BTreeMap::<String, BTreeMap<String, Arc<T>>>::new();
+        for (key, value) in &*table.read().unwrap_or_else(PoisonError::into_inner) {
+            families.entry(valid(key.name())).or_default().insert(labels(key), Arc::clone(value));
+        }
+        for (name, samples) in families {
+            let described = self.0.described.read().unwrap_or_else(PoisonError::into_inner).get(&name).cloned();
+            let full = full_name(&name, described.as_ref().and_then(|(_, unit)| *unit), kind);
+            if let Some((meaning, _)) = described {
+                let _ = writeln!(text, "# HELP {full} {}", meaning.replace('\\', "\\\\").replace('\n', "\\n"));
+            }
+            let _ = writeln!(text, "# TYPE {full} {kind}");
+            for (labels, value) in samples {
+                write(text, &full, &labels, &value);
+            }
+            text.push('\n');
         }
     }
-    Ok(builder.build_recorder())
 }
 
-/// All samples. It takes its time with many series, and so must not run on a thread that polls the worker.
-pub(crate) fn text(status: &Status, recorded: &PrometheusHandle) -> String {
-    status.measure();
-    recorded.render()
+fn sample(text: &mut String, name: &str, labels: &str, value: impl Display) {
+    let _ = match labels {
+        "" => writeln!(text, "{name} {value}"),
+        _ => writeln!(text, "{name}{{{labels}}} {value}"),
+    };
+}
+
+fn histogram(text: &mut String, name: &str, labels: &str, buckets: &Buckets) {
+    let (bucket, comma) = (format!("{name}_bucket"), if labels.is_empty() { "" } else { "," });
+    let mut count = 0;
+    for (at, of_bucket) in buckets.counts.iter().enumerate() {
+        count += of_bucket.load(Ordering::Relaxed);
+        let bound = buckets.bounds.get(at).map_or("+Inf".to_owned(), f64::to_string);
+        sample(text, &bucket, &format!("{labels}{comma}le=\"{bound}\""), count);
+    }
+    sample(text, &format!("{name}_sum"), labels, f64::from_bits(buckets.sum.load(Ordering::Relaxed)));
+    sample(text, &format!("{name}_count"), labels, count);
+}
+
+/// `name` with its unit, and `_total` where it counts, as Prometheus recommends.
+fn full_name(name: &str, unit: Option<Unit>, kind: &str) -> String {
+    let counts = kind == "counter";
+    let mut full = if counts { name.trim_end_matches("_total") } else { name }.to_owned();
+    let unit = match unit {
+        None | Some(Unit::Count) => None,
+        Some(Unit::Percent) => Some("ratio"),
+        Some(unit) => Some(unit.as_str()),
+    };
+    if let Some(unit) = unit.filter(|unit| !full.ends_with(unit)) {
+        full.push('_');
+        full.push_str(unit);
+    }
+    full + if counts { "_total" } else { "" }
+}
+
+fn labels(key: &Key) -> String {
+    let label = |label: &metrics::Label| {
+        let value = label.value().replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        format!("{}=\"{value}\"", valid(label.key()).replace(':', "_"))
+    };
+    key.labels().map(label).collect::<Vec<_>>().join(",")
+}
+
+/// A name of the characters that Prometheus takes.
+fn valid(name: &str) -> String {
+    let is_valid = |(at, c): (usize, char)| c.is_ascii_alphabetic() || "_:".contains(c) || at > 0 && c.is_ascii_digit();
+    name.chars().enumerate().map(|(at, c)| if is_valid((at, c)) { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_written_as_prometheus_reads_them() {
+        let recorded = Recorded::default();
+        metrics::with_local_recorder(&recorded, || {
+            metrics::describe_counter!("idem.processed", Unit::Count, "handled\nonce");
+            metrics::describe_gauge!("idem.waiting_longest", Unit::Seconds, "the wait");
+            metrics::counter!("idem.processed", "consumer" => "a\"b\\c").increment(2);
+            metrics::counter!("idem.processed", "consumer" => "a\"b\\c").increment(1);
+            metrics::counter!("0own_total").absolute(7);
+            metrics::gauge!("idem.waiting_longest").set(0.5);
+            let own = metrics::histogram!("own.time", "part" => "x");
+            [0.005, 0.006, 11.0].into_iter().for_each(|value| own.record(value));
+            metrics::histogram!("idem.batch_size").record(1000.0);
+        });
+        let text = recorded.text();
+        for part in [
+            "# TYPE _own_total counter\n_own_total 7\n\n# HELP idem_processed_total handled\\nonce\n\
+             # TYPE idem_processed_total counter\nidem_processed_total{consumer=\"a\\\"b\\\\c\"} 3\n\n",
+            "# HELP idem_waiting_longest_seconds the wait\n# TYPE idem_waiting_longest_seconds gauge\n\
+             idem_waiting_longest_seconds 0.5\n\n",
+            "# TYPE idem_batch_size histogram\nidem_batch_size_bucket{le=\"1\"} 0\n",
+            "idem_batch_size_bucket{le=\"500\"} 0\nidem_batch_size_bucket{le=\"1000\"} 1\n\
+             idem_batch_size_bucket{le=\"+Inf\"} 1\nidem_batch_size_sum 1000\nidem_batch_size_count 1\n",
+            "own_time_bucket{part=\"x\",le=\"0.005\"} 1\nown_time_bucket{part=\"x\",le=\"0.01\"} 2\n",
+            "own_time_bucket{part=\"x\",le=\"10\"} 2\nown_time_bucket{part=\"x\",le=\"+Inf\"} 3\n\
+             own_time_sum{part=\"x\"} 11.011\nown_time_count{part=\"x\"} 3\n",
+        ] {
+            assert!(text.contains(part), "{part}\nis missing in\n{text}");
+        }
+    }
 }

@@ -72,7 +72,7 @@ async fn serve<B: Broker, D: Database>(
     status.supervise("rates", Arc::clone(&status).count());
     check_url::<D>(&settings.flags.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
-    let recorded = settings.flags.admin.as_ref().map(|_| metrics::install(&status));
+    let recorded = settings.flags.admin.as_ref().map(|_| metrics::install());
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
     let version = *parts.version.get_or_insert(version);
     for set in std::mem::take(&mut parts.broker) {

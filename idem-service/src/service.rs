@@ -287,8 +287,8 @@ impl<B: Broker, D: Database> Service<B, D> {
     }
 
     /// Serves these on the admin port beside idem's own, where `--admin` is given, and under its limits: one request a
-    /// connection, 30 s in all, the hosts of `--admin-host`, no password. A path that idem has too (`/`, `/metrics`,
-    /// `/healthz`, `/readyz`) panics when a worker starts with `--admin`, and one that is given twice panics here.
+    /// connection, 30 s in all, the hosts of `--admin-host`, no password. idem's own paths
+    /// (`/`, `/metrics`, `/healthz`, `/readyz`) stay idem's, and a path that is given twice panics here.
     ///
     /// ```
     /// use idem_service::{Broker, Database, Service, axum::{Router, routing::get}};
@@ -297,6 +297,7 @@ impl<B: Broker, D: Database> Service<B, D> {
     ///     service.admin_routes(Router::new().route("/version", get(async || env!("CARGO_PKG_VERSION"))))
     /// }
     /// ```
+    #[cfg(feature = "axum")]
     pub fn admin_routes(mut self, routes: axum::Router) -> Self {
         self.parts.beside.serves_admin(routes);
         self

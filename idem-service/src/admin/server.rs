@@ -1,24 +1,16 @@
 //! Serves the routes within limits: a client of the port may neither hold connections nor use up the worker's resources.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::{Request, State},
-    http::{StatusCode, header, uri::Authority},
-    middleware::{self, Next},
-    response::{IntoResponse as _, Response},
-};
-use hyper::{
-    body::Incoming,
-    service::{Service as _, service_fn},
-};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper::{Request, Response, StatusCode, body::Incoming, header::HOST, http::uri::Authority, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::{
+    Admin, PLAIN,
+    own::{Body, OwnRoutes},
+    response,
+};
 use crate::connections::{Connections, Waits};
 
 /// How many connections are open at once. One more closes the one that has waited longest for its client or its response, so that a
@@ -31,30 +23,53 @@ const HEAD_MAX: Duration = Duration::from_secs(5);
 /// How long a connection may take in all, which serves one request.
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
 
+/// What is served.
+#[derive(Debug, Clone)]
+pub(super) struct Served {
+    pub(super) admin: Admin,
+    pub(super) hosts: Hosts,
+    pub(super) own: OwnRoutes,
+}
+
 /// Serves until the runtime ends.
-pub(super) async fn serve(listener: TcpListener, routes: Router) {
+pub(super) async fn serve(listener: TcpListener, served: Served) {
     let mut open = Connections::new(CONNECTIONS_MAX, metrics::Counter::noop());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 open.room().await;
-                open.serve(|waits| connection(stream, routes.clone(), waits));
+                open.serve(|waits| connection(stream, served.clone(), waits));
             }
             Err(error) => open.refused(&error).await,
         }
     }
 }
 
-async fn connection(stream: TcpStream, routes: Router, waits: Arc<Waits>) {
-    let routes = TowerToHyperService::new(routes);
-    let counted = service_fn(|request: hyper::Request<Incoming>| {
+async fn connection(stream: TcpStream, served: Served, waits: Arc<Waits>) {
+    let counted = service_fn(|request| {
         waits.begin();
-        routes.call(request)
+        let served = served.clone();
+        async move { Ok::<_, Infallible>(served.answer(request).await) }
     });
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_MAX).keep_alive(false);
     // A connection that fails is that connection's affair.
     let _ = tokio::time::timeout(CONNECTION_MAX, server.serve_connection(TokioIo::new(stream), counted)).await;
+}
+
+impl Served {
+    /// Answers a request that names this worker as it is known.
+    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+        let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or_default());
+        if !self.hosts.allow(host) {
+            let text = "this name is not known here: ask for the address, or start the worker with --admin-host NAME\n";
+            return response(StatusCode::MISDIRECTED_REQUEST, PLAIN, text).map(Body::new);
+        }
+        match self.admin.answer(request.method(), request.uri().path()).await {
+            Some(response) => response.map(Body::new),
+            None => self.own.answer(request).await,
+        }
+    }
 }
 
 /// The names under which the endpoints may be asked, beside addresses and `localhost`.
@@ -72,20 +87,6 @@ impl Hosts {
         let is_told = || self.0.iter().any(|told| told.eq_ignore_ascii_case(name));
         name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || is_told()
     }
-}
-
-/// Lets only requests pass that name this worker as it is known.
-pub(super) fn guarded(routes: Router, hosts: Hosts) -> Router {
-    routes.layer(middleware::from_fn_with_state(hosts, check_host))
-}
-
-async fn check_host(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
-    if hosts.allow(host) {
-        return next.run(request).await;
-    }
-    let text = "this name is not known here: ask for the address, or start the worker with --admin-host NAME\n";
-    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
 #[cfg(test)]

@@ -1,31 +1,25 @@
 //! The answers of the endpoints, without a worker behind them.
 
-use axum::{
-    body::{Body, to_bytes},
-    http::Request,
-};
 use idem_core::CancellationToken;
-use tower::ServiceExt as _;
 
 use super::*;
 
 fn admin() -> Admin {
-    let recorder = metrics::recorder().expect("our histograms have buckets");
-    let recorded = Some(recorder.handle());
-    Admin { status: Arc::new(Status::new(Some("<b>ledger</b>"), CancellationToken::new())), recorded }
+    let status = Arc::new(Status::new(Some("<b>ledger</b>"), CancellationToken::new()));
+    Admin { status, recorded: Some(Recorded::default()) }
 }
 
-async fn answer(admin: &Admin, method: &str, path: &str) -> (Response, String) {
-    let request = Request::builder().method(method).uri(path).body(Body::empty()).expect("a request");
-    let (parts, body) = routes(admin.clone()).oneshot(request).await.expect("an answer").into_parts();
-    let body = to_bytes(body, 1 << 24).await.expect("a body");
-    (Response::from_parts(parts, Body::empty()), String::from_utf8(body.to_vec()).expect("text"))
+async fn answer(admin: &Admin, method: &str, path: &str) -> (Response<Whole>, String) {
+    let method = method.parse().expect("a method");
+    let response = admin.answer(&method, path).await.expect("an endpoint");
+    let text = String::from_utf8(response.body().0.to_vec()).expect("text");
+    (response, text)
 }
 
 #[tokio::test]
 async fn the_page_allows_no_script_and_nothing_from_elsewhere() {
     let (response, html) = answer(&admin(), "GET", "/").await;
-    let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().expect("text").to_owned();
+    let policy = response.headers()[CONTENT_SECURITY_POLICY].to_str().expect("text").to_owned();
     assert!(policy.starts_with("default-src 'none'; style-src 'self';"), "{policy}");
     assert!(!policy.contains("unsafe") && !policy.contains("script"), "{policy}");
     assert!(html.contains("&lt;b&gt;ledger&lt;/b&gt;") && !html.contains("<b>"), "{html}");
@@ -51,11 +45,11 @@ async fn nothing_can_be_changed() {
 /// A task that shares its only thread with the endpoint goes on while 10,000 series are written.
 #[tokio::test(flavor = "current_thread")]
 async fn a_scrape_of_10_000_series_does_not_block_the_worker() {
-    let recorder = metrics::recorder().expect("our histograms have buckets");
-    let admin = Admin { recorded: Some(recorder.handle()), ..admin() };
-    ::metrics::with_local_recorder(&recorder, || {
+    let recorded = Recorded::default();
+    let admin = Admin { recorded: Some(recorded.clone()), ..admin() };
+    metrics::with_local_recorder(&recorded, || {
         for number in 0..10_000 {
-            ::metrics::counter!("of_the_application", "number" => number.to_string()).increment(1);
+            metrics::counter!("of_the_application", "number" => number.to_string()).increment(1);
         }
     });
     let scrape = tokio::spawn(async move { answer(&admin, "GET", "/metrics").await });

@@ -90,7 +90,7 @@ async fn prepare<D: Database>(
     private::warn_of(&exposed, &secrets);
     check_url::<D>(&flags.common.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
-    let recorded = flags.common.admin.as_ref().map(|_| metrics::install(&status));
+    let recorded = flags.common.admin.as_ref().map(|_| metrics::install());
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
     let version = *parts.version.get_or_insert(version);
     status.of_consumer(parts.name);

@@ -49,7 +49,7 @@ fn start(settings: File) -> Result<(), Failure> {
 async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), destinations = settings.destination.len(), "starting a relay");
     // Before anything takes the handle of a metric.
-    let recorded = settings.admin.as_ref().map(|_| metrics::install(status));
+    let recorded = settings.admin.as_ref().map(|_| metrics::install());
     let refused = |error: BoxError| Failure::refused(texts(&error));
     let place =
         Place { url: settings.database_url().map_err(refused)?.into(), schema: settings.schema().map_err(refused)? };
@@ -64,7 +64,7 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
         keys_are_hidden: false,
     });
     if let Some((address, recorded)) = settings.admin.as_ref().zip(recorded) {
-        admin::serve(address, &settings.admin_host, Arc::clone(status), recorded, axum::Router::new()).await?;
+        admin::serve(address, &settings.admin_host, Arc::clone(status), recorded, admin::OwnRoutes::default()).await?;
     }
     match place.url.scheme() {
         #[cfg(feature = "postgres")]

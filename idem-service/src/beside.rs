@@ -3,7 +3,7 @@
 
 use std::{fmt, future::Future, pin::Pin};
 
-use idem_core::{BoxError, Destination, Store, relay::Route, store};
+use idem_core::{BoxError, Destination, Store, outbox::CloudEvents, relay::Route, store};
 
 use crate::{admin::OwnRoutes, exit::Failure};
 
@@ -17,6 +17,8 @@ pub(crate) struct Beside {
     pub(crate) destinations: Vec<Destination>,
     /// How events get there, where that is not by the usual broker.
     pub(crate) relayed: Vec<Route>,
+    /// How they are written.
+    pub(crate) cloud_events: Option<CloudEvents>,
     admin_routes: OwnRoutes,
     on_start: Vec<Hook<Result<(), BoxError>>>,
     on_stop: Vec<Hook<()>>,

@@ -142,7 +142,7 @@ impl<B: Source, P: Publisher> Built<B, P> {
         self
     }
 
-    /// Makes the publisher for a destination that has none of its own, from its name, such as a topic, and `--event-format`. It
+    /// Makes the publisher for a destination that has none of its own, from its name, such as a topic, and how events are written. It
     /// is called once a destination, before anything is connected; its error ends the worker with status 2.
     #[must_use]
     pub fn events(

@@ -10,7 +10,7 @@ use crate::{
     database::DatabaseSettings,
     logs::LogFormat,
     spans,
-    values::{DatabaseUrl, EventFormat, event_source, on_or_off, schema},
+    values::{DatabaseUrl, on_or_off, schema},
 };
 
 /// The settings of every process. Texts and defaults stand in `--help`.
@@ -65,16 +65,6 @@ pub(crate) struct Flags {
         action = ArgAction::Set, value_parser = on_or_off
     )]
     pub(crate) relay: bool,
-
-    /// How events are written: binary, with the attributes of CloudEvents as headers, or structured, with them in a payload of
-    /// JSON around the event's [default: binary; structured with --profile guardia]
-    #[arg(long, hide_short_help = true, value_name = "FORMAT")]
-    pub(crate) event_format: Option<EventFormat>,
-
-    /// The source of events, an attribute of CloudEvents: a URI reference [default: /idem/ and the consumer's name, with the
-    /// tenant before it where there is one]
-    #[arg(long, hide_short_help = true, value_name = "URI", value_parser = event_source)]
-    pub(crate) event_source: Option<String>,
 
     /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
     /// not sent again, but waits for a person

@@ -9,7 +9,7 @@ mod settings;
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
-use idem_core::{BoxError, Destination, Store, relay::Route};
+use idem_core::{BoxError, Destination, Store, outbox::CloudEvents, relay::Route};
 use idem_http::IdempotencyBuilder;
 
 pub(crate) use self::run::run;
@@ -103,7 +103,7 @@ impl<D: Database> HttpService<D> {
         self
     }
 
-    /// The application's version, which is noted with each record. Defaults to idem's.
+    /// The application's version, which `--version` prints and which is noted with each record. Defaults to idem's.
     pub fn version(mut self, version: &'static str) -> Self {
         self.parts.version = Some(version);
         self
@@ -114,6 +114,23 @@ impl<D: Database> HttpService<D> {
     /// them, unless `--relay off` says that another one does. May be called several times.
     pub fn publish_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
         self.parts.beside.publish_to(destinations);
+        self
+    }
+
+    /// How the events that this service relays to its broker are written, and their `source`. Defaults to [`CloudEvents::binary`], with `--profile guardia` to
+    /// [`CloudEvents::structured`],
+    /// and to `/idem/` and the consumer's name, with the tenant before it where there is one. Change it only while no copy can come: a
+    /// copy in another form has other bytes.
+    ///
+    /// ```
+    /// use idem_service::{Database, HttpService, idem_core::outbox::CloudEvents};
+    ///
+    /// fn written<D: Database>(service: HttpService<D>) -> HttpService<D> {
+    ///     service.cloud_events(CloudEvents::structured())
+    /// }
+    /// ```
+    pub fn cloud_events(mut self, form: CloudEvents) -> Self {
+        self.parts.beside.cloud_events = Some(form);
         self
     }
 

@@ -8,6 +8,9 @@ use idem_core::BoxError;
 
 use crate::exit::Exit;
 
+/// idem's version.
+const IDEM: &str = env!("CARGO_PKG_VERSION");
+
 /// Reads the application's own settings.
 type Read<P> = Box<dyn FnOnce(&ArgMatches) -> Result<Build<P>, clap::Error> + Send>;
 
@@ -19,7 +22,7 @@ pub(crate) type Build<P> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Resul
 pub struct Program<P> {
     /// The program's own file where it is not known yet.
     name: Option<&'static str>,
-    pub(crate) version: &'static str,
+    version: Option<&'static str>,
     /// Adds the application's own flags.
     pub(crate) flags: fn(Command) -> Command,
     pub(crate) read: Read<P>,
@@ -34,12 +37,24 @@ impl<P> fmt::Debug for Program<P> {
 impl<P: Send + 'static> Program<P> {
     pub(crate) fn of(name: &'static str, version: Option<&'static str>, parts: P) -> Self {
         let build: Build<P> = Box::new(|| Box::pin(std::future::ready(Ok(parts))));
-        let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
         Self { name: Some(name), version, flags: |command| command, read: Box::new(|_| Ok(build)) }
     }
 }
 
 impl<P> Program<P> {
+    /// The application's version, else idem's.
+    pub(crate) fn version(&self) -> &'static str {
+        self.version.unwrap_or(IDEM)
+    }
+
+    /// What `--version` prints after the name: the application's version, where it has one, and idem's.
+    pub(crate) fn shown_version(&self) -> &'static str {
+        match self.version {
+            Some(version) => format!("{version} (idem {IDEM})").leak(),
+            None => concat!("(idem ", env!("CARGO_PKG_VERSION"), ")"),
+        }
+    }
+
     /// The name in `--help` and `--version`.
     pub(crate) fn name(&self, arguments: &[OsString]) -> &'static str {
         let of_file = || {
@@ -87,13 +102,12 @@ impl<T: Application> FromArgs<T> {
             let own = A::from_arg_matches(matches)?;
             Ok(Box::new(|| Box::pin(async move { build(own).await.map(T::into_parts) })))
         });
-        let version = env!("CARGO_PKG_VERSION");
-        Self { program: Program { name: None, version, flags: A::augment_args, read } }
+        Self { program: Program { name: None, version: None, flags: A::augment_args, read } }
     }
 
     /// The application's version, which `--version` prints and which is noted with each record. Defaults to idem's.
     pub fn version(mut self, version: &'static str) -> Self {
-        self.program.version = version;
+        self.program.version = Some(version);
         self
     }
 

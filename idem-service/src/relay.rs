@@ -24,7 +24,8 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
     if !flags.relay {
         return Ok(Vec::new());
     }
-    let Beside { destinations, relayed: mut routes, .. } = beside;
+    let Beside { destinations, relayed: mut routes, cloud_events, .. } = beside;
+    let form = cloud_events.unwrap_or_default();
     for Destination { name, .. } in &destinations {
         if routes.iter().any(|route| route.destination == *name) {
             continue;
@@ -35,8 +36,7 @@ pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> 
                  process does, the service a route with .relay(…), or a service over HTTP its --brokers"
             )
         })?;
-        let form = flags.event_format.unwrap_or_default().cloud_events(flags.event_source.as_deref())?;
-        let route = Route::to_shared(name, make(name, form)?);
+        let route = Route::to_shared(name, make(name, form.clone())?);
         routes.push(route.receiver_keeps(flags.receiver_keeps));
     }
     Ok(routes)

@@ -29,9 +29,9 @@ const COMMITTED_FOR: Duration = Duration::from_secs(300);
 /// Runs a worker to its end.
 pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<B, D::Store>>, arguments: Vec<OsString>) -> Exit {
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let (name, version) = (program.name(&arguments), program.version);
+    let (name, version, shown) = (program.name(&arguments), program.version(), program.shown_version());
     let own = command_line::Own { flags: program.flags, read: program.read };
-    let read = command_line::read::<B, _>(name, version, own, arguments, variables);
+    let read = command_line::read::<B, _>(name, shown, own, arguments, variables);
     life::run(
         read,
         |line| &line.settings.flags,

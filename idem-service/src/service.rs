@@ -4,7 +4,7 @@ use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::Exit
 
 use idem_core::{
     BatchHandler, BoxError, BoxHandler, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings,
-    relay::Route,
+    outbox::CloudEvents, relay::Route,
 };
 
 use crate::{
@@ -228,7 +228,7 @@ impl<B: Broker, D: Database> Service<B, D> {
         self
     }
 
-    /// The application's version, which is noted with each record. Defaults to idem's.
+    /// The application's version, which `--version` prints and which is noted with each record. Defaults to idem's.
     pub fn version(mut self, version: &'static str) -> Self {
         self.parts.version = Some(version);
         self
@@ -256,6 +256,22 @@ impl<B: Broker, D: Database> Service<B, D> {
     /// ```
     pub fn publish_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
         self.parts.beside.publish_to(destinations);
+        self
+    }
+
+    /// How the events that this worker relays to its broker are written, and their `source`. Defaults to [`CloudEvents::binary`],
+    /// and to `/idem/` and the consumer's name, with the tenant before it where there is one. Change it only while no copy can come: a
+    /// copy in another form has other bytes.
+    ///
+    /// ```
+    /// use idem_service::{Broker, Database, Service, idem_core::outbox::CloudEvents};
+    ///
+    /// fn written<B: Broker, D: Database>(service: Service<B, D>) -> Service<B, D> {
+    ///     service.cloud_events(CloudEvents::structured())
+    /// }
+    /// ```
+    pub fn cloud_events(mut self, form: CloudEvents) -> Self {
+        self.parts.beside.cloud_events = Some(form);
         self
     }
 

@@ -4,7 +4,6 @@ use std::fmt;
 #[cfg(feature = "http")]
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use idem_core::{ConfigError, outbox::CloudEvents};
 use idem_sql::SchemaName;
 
@@ -44,7 +43,7 @@ impl fmt::Debug for DatabaseUrl {
 }
 
 /// The words for [`CloudEvents`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EventFormat {
     #[default]
@@ -65,11 +64,6 @@ impl EventFormat {
             None => Ok(form),
         }
     }
-}
-
-pub(crate) fn event_source(text: &str) -> Result<String, String> {
-    let checked = CloudEvents::default().source(text);
-    checked.map(|_| text.to_owned()).map_err(|error| format!("it must be {}", error.rule))
 }
 
 pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {

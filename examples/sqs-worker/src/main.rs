@@ -1,6 +1,6 @@
 //! Consumes purchases from SQS into a ledger in PostgreSQL, each exactly once.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use idem_service::{clap, prelude::*};
 
@@ -32,6 +32,10 @@ struct Own {
     /// Send an event for each purchase to this queue, by its URL [default: none]
     #[arg(long, env = "LEDGER_ANNOUNCE", value_name = "URL")]
     announce: Option<String>,
+
+    /// How long SQS hides a received message from other workers, in seconds; it must be longer than --handler-deadline
+    #[arg(long, env = "LEDGER_VISIBILITY", value_name = "SECONDS", default_value_t = 60)]
+    visibility: u64,
 }
 
 /// Writes the purchase and adds it to its customer's total, in the transaction that records the message's key.
@@ -47,7 +51,7 @@ async fn buy(bought: &Purchase, key: &str, tx: &mut Tx<'_, PostgresStore>) -> Re
 }
 
 fn main() -> ExitCode {
-    let worker = async |Own { announce }: Own| {
+    let worker = async |Own { announce, visibility }: Own| {
         let destination = announce.clone();
         let handle = async move |bought: Purchase, message: &Message, tx: &mut Tx<'_, PostgresStore>| {
             let key = message.key().map_or("", |key| key.as_str());
@@ -59,7 +63,9 @@ fn main() -> ExitCode {
             }
             Ok(())
         };
-        Ok(Service::new("ledger", Effects::InTransaction, json_fn(handle)).tables(TABLES).publish_to(announce))
+        let service =
+            Service::new("ledger", Effects::InTransaction, json_fn(handle)).tables(TABLES).publish_to(announce);
+        Ok(service.broker(move |sqs: Sqs| sqs.visibility(Duration::from_secs(visibility))))
     };
     Service::<Sqs, PostgresStore>::from_args(worker).run()
 }

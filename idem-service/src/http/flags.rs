@@ -3,9 +3,9 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
-use idem_core::Retention;
+use idem_core::{Retention, outbox::CloudEvents};
 
-use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans, values::EventFormat};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans};
 
 /// The settings of a service over HTTP. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -84,12 +84,12 @@ pub(crate) enum ProfileFlag {
 }
 
 impl HttpFlags {
-    /// With the settings that the profile chooses where none were given. Guardia's rules want the key in the payload of an event.
-    pub(super) fn by_the_profile(mut self) -> Self {
-        if self.profile == ProfileFlag::Guardia {
-            self.common.event_format.get_or_insert(EventFormat::Structured);
+    /// How events are written where the application does not say. Guardia's rules want the key in the payload of an event.
+    pub(super) fn events(&self) -> CloudEvents {
+        match self.profile {
+            ProfileFlag::Guardia => CloudEvents::structured(),
+            ProfileFlag::Ietf | ProfileFlag::Stripe => CloudEvents::binary(),
         }
-        self
     }
 
     /// Connections are called after the service.
@@ -104,19 +104,16 @@ mod tests {
 
     use super::*;
 
-    /// The rules of guardia want the key in the payload; whoever says otherwise is obeyed.
+    /// The rules of guardia want the key in the payload.
     #[test]
     fn guardias_events_are_structured_by_default() {
-        for (given, wanted) in [
-            (&["--profile", "guardia"][..], Some(EventFormat::Structured)),
-            (&["--profile", "guardia", "--event-format", "binary"], Some(EventFormat::Binary)),
-            (&["--profile", "stripe"], None),
-            (&[], None),
-        ] {
+        for (given, is_structured) in
+            [(&["--profile", "guardia"][..], true), (&["--profile", "stripe"], false), (&[], false)]
+        {
             let line = ["service", "--database-url", "sqlite://x"].iter().chain(given);
             let matches = HttpFlags::augment_args(Command::new("service")).try_get_matches_from(line).unwrap();
-            let flags = HttpFlags::from_arg_matches(&matches).unwrap().by_the_profile();
-            assert_eq!(flags.common.event_format, wanted, "{given:?}");
+            let flags = HttpFlags::from_arg_matches(&matches).unwrap();
+            assert_eq!(flags.events().is_structured(), is_structured, "{given:?}");
         }
     }
 }

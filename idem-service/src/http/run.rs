@@ -45,10 +45,10 @@ struct Line<A> {
 
 /// Runs a service to its end.
 pub(crate) fn run<D: Database>(program: Program<Parts<D::Store>>, arguments: Vec<OsString>) -> Exit {
-    let (name, version) = (program.name(&arguments), program.version);
+    let (name, version, shown) = (program.name(&arguments), program.version(), program.shown_version());
     let own = Own { flags: program.flags, read: program.read };
     life::run(
-        read(name, version, own, arguments),
+        read(name, shown, own, arguments),
         |line| &line.flags.common,
         |line| {
             let serve = |status| prepare::<D>(version, line, status);
@@ -73,7 +73,7 @@ fn read<A>(
     // Another program's: this one need not have anything to do with Kafka.
     drop(foreign);
     let refused = |error| Stop::Refused(crate::refusal::line(&error, &command));
-    let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?.by_the_profile();
+    let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?;
     let own = (own.read)(&matches).map_err(refused)?;
     let secrets = command_line::secrets(&command, &matches, flags.common.key_secret_file.clone());
     let (given, exposed) = (command_line::given(&command, &matches), command_line::exposed(&command, &matches));
@@ -207,7 +207,8 @@ fn cleanup_of<S: Store>(
 
 /// The relay of events to their destinations; none if requests publish none, or another process relays
 /// them.
-fn relay_of<S: Store>(store: &Arc<S>, flags: &HttpFlags, beside: Beside) -> Result<Option<Relay>, BoxError> {
+fn relay_of<S: Store>(store: &Arc<S>, flags: &HttpFlags, mut beside: Beside) -> Result<Option<Relay>, BoxError> {
+    beside.cloud_events.get_or_insert_with(|| flags.events());
     let routes = relay::routes(beside, events(flags)?.as_ref(), &flags.common)?;
     if routes.is_empty() {
         return Ok(None);

@@ -96,6 +96,15 @@ fn worker(place: &Place, arguments: &str) -> Worker {
 }
 
 #[tokio::test]
+async fn the_version_is_the_applications_and_idems() {
+    let ended = Worker::bare("--version").of("open::open_process").run().await.with(0);
+    let idem = env!("CARGO_PKG_VERSION");
+    assert!(ended.output.ends_with(&format!(" 7 (idem {idem})\n")), "{}", ended.output);
+    let ended = Worker::bare("--version").run().await.with(0);
+    assert!(ended.output.ends_with(&format!(" (idem {idem})\n")), "{}", ended.output);
+}
+
+#[tokio::test]
 async fn an_application_brings_store_settings_state_hooks_and_routes() {
     let place = Place::new().await;
     let of = |tenant: &str, payload: &str| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::{KeyPolicy, OlderThanRetention, OnConflict, OnUnkeepable};
+use idem_core::{KeyPolicy, OlderThanRetention, OnConflict, OnUnkeepable, outbox::CloudEvents};
 use idem_service::{Broker, Database, Service, key_rule, values};
 
 /// What an author says in code.
@@ -66,6 +66,21 @@ pub(crate) struct Author {
         action = ArgAction::Set, value_parser = values::on_or_off
     )]
     dead_letter_breaker: bool,
+
+    /// How events are written
+    #[arg(long, value_name = "FORMAT", default_value = "binary")]
+    event_format: EventFormatFlag,
+
+    /// The source of events, an attribute of CloudEvents: a URI reference
+    #[arg(long, value_name = "URI", value_parser = event_source)]
+    event_source: Option<String>,
+}
+
+/// The flag's words for [`CloudEvents`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum EventFormatFlag {
+    Binary,
+    Structured,
 }
 
 /// The flag's words for [`KeyPolicy`].
@@ -104,6 +119,12 @@ fn rule(text: &str) -> Result<String, String> {
     key_rule(text).map(|_| text.to_owned())
 }
 
+/// A source, checked.
+fn event_source(text: &str) -> Result<String, String> {
+    let checked = CloudEvents::default().source(text);
+    checked.map(|_| text.to_owned()).map_err(|error| format!("it must be {}", error.rule))
+}
+
 impl Author {
     /// Sets what the flags say.
     pub(crate) fn set<B: Broker, D: Database>(self, mut service: Service<B, D>) -> Service<B, D> {
@@ -113,6 +134,7 @@ impl Author {
         let (headers, bytes) = (self.headers_max as usize, self.headers_bytes_max);
         let (policy, busy) = (self.key_policy(), self.busy_timeout);
         service
+            .cloud_events(self.cloud_events())
             .consumer(move |consumer| {
                 consumer.key_policy(policy).headers_max(headers).headers_bytes_max(bytes).busy_timeout(busy)
             })
@@ -125,6 +147,14 @@ impl Author {
                 worker.older_than_retention = self.older_than_retention();
                 worker.on_unkeepable = self.on_unkeepable();
             })
+    }
+
+    fn cloud_events(&self) -> CloudEvents {
+        let form = match self.event_format {
+            EventFormatFlag::Binary => CloudEvents::binary(),
+            EventFormatFlag::Structured => CloudEvents::structured(),
+        };
+        self.event_source.as_deref().and_then(|source| form.clone().source(source).ok()).unwrap_or(form)
     }
 
     fn key_policy(&self) -> KeyPolicy {

@@ -91,8 +91,8 @@ const HELD: &str = "
 /// C17: expired rows that another session has locked stay for the next turn, and hold up no others, however small the step is.
 pub async fn c17_expired_rows_that_are_locked_hold_up_no_others<T: PostgresUnderTest>(subject: &T) {
     subject.run(EXPIRED).await;
-    let mut lane = subject.store().open().await.unwrap();
-    let mut holder = subject.store().begin(&mut lane, options(RunId(0), PATIENCE)).await.unwrap();
+    let lane = subject.store().open().await.unwrap();
+    let mut holder = subject.store().begin(lane, options(RunId(0), PATIENCE)).await.unwrap();
     holder.claim(&[]).await.unwrap();
     T::execute(&mut holder.tx(), HELD).await.unwrap();
     let mut cleaner = Arc::new(subject.store().clone()).cleaner();
@@ -126,9 +126,9 @@ pub async fn a57_a_session_that_a_pooler_gives_to_others_is_refused<T: PostgresU
     let store = subject.another(Some(port), &[]);
     for alone in [false, true] {
         moved.store(false, Ordering::SeqCst);
-        let mut lane = store.open().await.unwrap();
+        let lane = store.open().await.unwrap();
         moved.store(true, Ordering::SeqCst);
-        let mut unit = store.begin(&mut lane, options(run, PATIENCE).alone(alone)).await.unwrap();
+        let mut unit = store.begin(lane, options(run, PATIENCE).alone(alone)).await.unwrap();
         let ClaimError::Store(error) = unit.claim(std::slice::from_ref(&claim)).await.unwrap_err() else {
             panic!("it is the session")
         };

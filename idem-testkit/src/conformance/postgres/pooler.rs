@@ -88,7 +88,8 @@ async fn pooled(mut client: TcpStream, server: String, moved: Arc<AtomicBool>) -
     while let Some((from, message)) = messages.recv().await {
         if message.is_empty() {
             break;
-        } else if from == CLIENT {
+        }
+        if from == CLIENT {
             if is_idle {
                 current = usize::from(moved.load(Ordering::SeqCst));
             }

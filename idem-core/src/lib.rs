@@ -50,7 +50,10 @@ pub use uuid::Uuid;
 
 /// For the crates of this workspace.
 #[doc(hidden)]
-pub use self::spawn::finished;
+pub use self::{
+    once::operation::{Lender, Whereabouts},
+    spawn::finished,
+};
 
 pub use self::{
     cleanup::{

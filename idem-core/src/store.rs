@@ -115,6 +115,20 @@ impl UnitOptions {
 /// The session of a look-up, `None` where it must not be used again, and what was found, in the order of the claims.
 pub type LookedUp<S> = (Option<<S as Store>::Session>, Vec<Option<Found>>);
 
+/// A store whose handlers have the driver's own connection, to which the transaction of an [`Operation`](crate::Operation) then dereferences.
+///
+/// Implement it where [`Store::Connection`] is a plain `&mut` of that type.
+pub trait PlainConnection: Store {
+    /// The driver's connection.
+    type Plain: ?Sized;
+
+    /// The connection of a unit.
+    fn plain(unit: &Self::Unit) -> &Self::Plain;
+
+    /// The connection of a unit, to run statements on.
+    fn plain_mut(unit: &mut Self::Unit) -> &mut Self::Plain;
+}
+
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
 ///
 /// # Contract

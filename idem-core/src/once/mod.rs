@@ -354,9 +354,7 @@ impl<S: Store> RunOnce<S> {
     ///     match payments.once(key, payload).await? {
     ///         Begun::Known(ran) => Ok(ran.value),
     ///         Begun::First(mut operation) => {
-    ///             let mut lent = operation.tx()?;
-    ///             drop(lent.tx().connection()); // the store's own: run statements on it
-    ///             drop(lent);
+    ///             let _connection = operation.tx()?.connection(); // the store's own: run statements on it
     ///             Ok(operation.finish(ResultBody::new("paid")).await?.value)
     ///         }
     ///     }
@@ -369,7 +367,7 @@ impl<S: Store> RunOnce<S> {
     /// # Cancel safety
     /// Cancel safe: a dropped call leaves nothing behind.
     pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Begun<S>, RunOnceError> {
-        operation::begin(self, operation(key, payload.as_ref())).await
+        operation::begin(self, operation(key, payload.as_ref()), true).await
     }
 
     /// The same for an operation that has more than a key and a payload; see [`run_message`](Self::run_message).
@@ -380,7 +378,13 @@ impl<S: Store> RunOnce<S> {
     /// # Cancel safety
     /// As for [`once`](Self::once).
     pub async fn once_message(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
-        operation::begin(self, message).await
+        operation::begin(self, message, true).await
+    }
+
+    /// The same for work that [`Operation::attend`](operation::Operation::attend) polls, which keeps its deadline.
+    #[doc(hidden)]
+    pub async fn once_attended(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
+        operation::begin(self, message, false).await
     }
 
     /// The state of the operation with this message's key, without running anything: for a caller that has lost an answer.

@@ -3,7 +3,14 @@
 //! Its unit stands in a slot. [`Operation::tx`] takes the slot's lock for as long as the transaction is lent, so that nothing else can be sent
 //! on it meanwhile; what ends the operation needs the lock too.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard},
@@ -12,6 +19,8 @@ use tokio::{
 };
 use tracing::{Instrument as _, Span};
 
+#[cfg(idem_bugs)]
+use crate::once::before_the_commit;
 use crate::{
     dead_letter::Reason,
     error::ErrorClass,
@@ -27,13 +36,15 @@ use crate::{
     outcome::Failure,
     results::result::{NotKept, ResultBody},
     spawn,
-    store::{Store, tx::Tx},
+    store::{PlainConnection, Store, tx::Tx},
     unit::{
         alone::{self, Rounds},
         answers::Answers,
         close,
+        engine::Engine,
+        handlers,
         open::Opened,
-        run::Worked,
+        run::{self, Worked},
     },
 };
 
@@ -56,8 +67,11 @@ pub enum Begun<S: Store> {
 /// Its work cannot run again. Where the transaction could not be committed for another's sake, it fails with [`CannotRepeat`].
 pub struct Operation<S: Store> {
     message: Message,
+    engine: Arc<Engine<S>>,
+    span: Span,
     slot: Slot<S>,
-    deadline: AbortHandle,
+    /// Ends it at its deadline; `None` where [`attend`](Self::attend) does.
+    timer: Option<AbortHandle>,
 }
 
 type Slot<S> = Arc<Mutex<Option<Held<S>>>>;
@@ -70,10 +84,58 @@ struct Held<S: Store> {
     rounds: Rounds,
     since: Instant,
     is_used: bool,
+    #[cfg(idem_bugs)]
+    early: Option<tokio::sync::mpsc::UnboundedSender<crate::results::result::StoredResult>>,
     call: Call<S>,
 }
 
+/// Where the transaction of an operation is.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// With the operation, and it was used or not.
+    Here { is_used: bool },
+    /// Somebody has it.
+    Lent,
+    /// The operation has ended.
+    Ended,
+}
+
+/// Lends the transaction of an [`Operation`] to code that cannot borrow the operation.
+#[doc(hidden)]
+pub struct Lender<S: Store>(Slot<S>);
+
+impl<S: Store> fmt::Debug for Lender<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lender").finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Lender<S> {
+    /// The transaction, until what this returns is dropped.
+    ///
+    /// # Errors
+    /// Another has it, or the operation has ended.
+    pub fn lend(&self) -> Result<OperationTx<'static, S>, Whereabouts> {
+        let slot = Arc::clone(&self.0).try_lock_owned().map_err(|_locked| Whereabouts::Lent)?;
+        let held = OwnedMutexGuard::try_map(slot, Option::as_mut).map_err(|_ended| Whereabouts::Ended)?;
+        Ok(OperationTx { held, _operation: PhantomData })
+    }
+
+    /// Where it is now.
+    #[must_use]
+    pub fn whereabouts(&self) -> Whereabouts {
+        match self.0.try_lock().as_deref() {
+            Ok(Some(held)) => Whereabouts::Here { is_used: held.is_used },
+            Ok(None) => Whereabouts::Ended,
+            Err(_locked) => Whereabouts::Lent,
+        }
+    }
+}
+
 /// The transaction of an [`Operation`], lent. Where it is dropped it goes back, or is rolled back if the operation has ended meanwhile.
+///
+/// It dereferences to the connection where that is a type of the driver's own, as sqlx's is.
 pub struct OperationTx<'o, S: Store> {
     held: OwnedMappedMutexGuard<Option<Held<S>>, Held<S>>,
     _operation: PhantomData<&'o mut Operation<S>>,
@@ -104,9 +166,42 @@ impl<S: Store> Operation<S> {
     /// # Errors
     /// The operation has ended meanwhile, at its deadline; nothing of it is kept.
     pub fn tx(&mut self) -> Result<OperationTx<'_, S>, RunOnceError> {
-        let slot = Arc::clone(&self.slot).try_lock_owned().map_err(|_locked| over())?;
-        let held = OwnedMutexGuard::try_map(slot, Option::as_mut).map_err(|_ended| over())?;
-        Ok(OperationTx { held, _operation: PhantomData })
+        self.lender().lend().map_err(|_ended| over())
+    }
+
+    #[doc(hidden)]
+    #[must_use]
+    pub fn lender(&self) -> Lender<S> {
+        Lender(Arc::clone(&self.slot))
+    }
+
+    /// Polls work that has this transaction as a handler is polled: within the deadline of handlers, in a span of its own, and with its panics
+    /// caught. Work that is late or panics is dropped, and the operation is ended on the server.
+    ///
+    /// # Errors
+    /// [`RunOnceError::Failed`] for work that is late or panics.
+    ///
+    /// # Cancel safety
+    /// A dropped call drops the work, and the operation ends by itself.
+    #[doc(hidden)]
+    pub async fn attend<T, E>(
+        self,
+        work: impl Future<Output = Result<T, E>> + Send,
+    ) -> Result<(Self, Result<T, E>), RunOnceError> {
+        if let Some(timer) = &self.timer {
+            timer.abort();
+        }
+        let attended = handlers::attended(&self.engine, &self.message, work).instrument(self.span.clone()).await;
+        match attended {
+            Ok(answer) => Ok((self, answer)),
+            Err(failure) => {
+                if let Ok(mut held) = self.take() {
+                    held.is_used = true;
+                    spawn::finished(held.cut_short()).await;
+                }
+                Err(RunOnceError::Failed(failure))
+            }
+        }
     }
 
     /// Commits the operation with this as its result.
@@ -118,11 +213,21 @@ impl<S: Store> Operation<S> {
     /// # Cancel safety
     /// A dropped call lets the commit finish. Ask again with the same key to learn the outcome.
     pub async fn finish(self, value: ResultBody) -> Result<Ran, RunOnceError> {
-        let held = self.take().ok_or_else(over)?;
+        #[cfg_attr(not(idem_bugs), expect(unused_mut, reason = "a planted bug sets a field"))]
+        let mut held = self.take().map_err(not_here)?;
         // A result that is refused fails the operation, and is noted.
         let _ = held.collector.set_result(&self.message, value);
         let worked = Worked::Well { is_taken: held.is_used };
-        spawn::finished(held.end(worked)).await
+        #[cfg(idem_bugs)]
+        let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
+        #[cfg(idem_bugs)]
+        {
+            held.early = Some(early);
+        }
+        let ended = spawn::finished(held.end(worked));
+        #[cfg(idem_bugs)]
+        let ended = before_the_commit(ended, handed_out);
+        ended.await
     }
 
     /// Refuses the operation for good: see [`WorkError::final_result`](crate::WorkError::final_result).
@@ -133,7 +238,7 @@ impl<S: Store> Operation<S> {
     /// # Cancel safety
     /// As for [`finish`](Self::finish).
     pub async fn refuse(self, value: ResultBody) -> Result<Ran, RunOnceError> {
-        let held = self.take().ok_or_else(over)?;
+        let held = self.take().map_err(not_here)?;
         spawn::finished(held.end(Worked::Refused(value))).await
     }
 
@@ -143,24 +248,28 @@ impl<S: Store> Operation<S> {
     /// # Cancel safety
     /// A dropped call lets the end come by itself, as dropping the operation does.
     pub async fn give_up(self) {
-        if let Some(held) = self.take() {
+        if let Ok(held) = self.take() {
             spawn::finished(held.undo()).await;
         }
     }
 
-    /// Takes the unit out of its slot, unless the operation has ended.
-    fn take(&self) -> Option<Held<S>> {
-        let held = self.slot.try_lock().ok()?.take()?;
-        self.deadline.abort();
-        Some(held)
+    /// Takes the unit out of its slot, unless another has it or the operation has ended.
+    fn take(&self) -> Result<Held<S>, Whereabouts> {
+        let held = self.slot.try_lock().map_err(|_locked| Whereabouts::Lent)?.take().ok_or(Whereabouts::Ended)?;
+        if let Some(timer) = &self.timer {
+            timer.abort();
+        }
+        Ok(held)
     }
 }
 
 impl<S: Store> Drop for Operation<S> {
     fn drop(&mut self) {
         // Without a runtime the connection is closed, which rolls back too.
-        if let Some(held) = self.take() {
-            spawn::detached(held.cut_short());
+        match self.take() {
+            Ok(held) => spawn::detached(held.cut_short()),
+            Err(Whereabouts::Lent) => spawn::detached(end_when_back(Arc::clone(&self.slot))),
+            Err(Whereabouts::Here { .. } | Whereabouts::Ended) => {}
         }
     }
 }
@@ -173,6 +282,11 @@ impl<S: Store> OperationTx<'_, S> {
         opened.tx().of_operation(collector)
     }
 
+    /// The connection to run statements on, of the store's own type.
+    pub fn connection(&mut self) -> S::Connection<'_> {
+        self.tx().into_connection()
+    }
+
     /// Publishes an event of the operation: see [`Tx::publish`].
     ///
     /// # Errors
@@ -183,12 +297,32 @@ impl<S: Store> OperationTx<'_, S> {
     }
 }
 
+impl<S: PlainConnection> Deref for OperationTx<'_, S> {
+    type Target = S::Plain;
+
+    fn deref(&self) -> &S::Plain {
+        S::plain(self.held.opened.unit())
+    }
+}
+
+impl<S: PlainConnection> DerefMut for OperationTx<'_, S> {
+    fn deref_mut(&mut self) -> &mut S::Plain {
+        let Held { opened, is_used, .. } = &mut *self.held;
+        *is_used = true;
+        S::plain_mut(opened.unit_mut())
+    }
+}
+
 impl<S: Store> Held<S> {
     async fn end(self, worked: Worked) -> Result<Ran, RunOnceError> {
         let Self { opened, collector, span, rounds, since, mut call, .. } = self;
         call.own.engine.metrics.handler_time.record(since.elapsed());
         let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
         answers.of = vec![None];
+        #[cfg(idem_bugs)]
+        {
+            answers.early = self.early;
+        }
         let (unit, work) = ((opened, span, rounds), (collector, worked));
         let own = &mut call.own;
         let decision = alone::end_one(&own.engine, &mut own.session, &call.item, unit, work, &mut answers).await;
@@ -198,8 +332,10 @@ impl<S: Store> Held<S> {
 
     /// Rolls back, within the time for an answer, and gives the connection back.
     async fn undo(self) {
-        let Self { opened, mut call, .. } = self;
-        call.own.session = close::give_up(&call.own.engine, opened).await;
+        let Self { opened, span, since, mut call, .. } = self;
+        call.own.engine.metrics.handler_time.record(since.elapsed());
+        call.own.session = close::give_up(&call.own.engine, opened).instrument(span.clone()).await;
+        run::note_given_up(&call.own.engine, &span);
     }
 
     /// Ends it wherever its work has come to: a statement may be running, if there was one.
@@ -207,14 +343,20 @@ impl<S: Store> Held<S> {
         if !self.is_used {
             return self.undo().await;
         }
-        let Self { opened, call, .. } = self;
-        close::abandon(&call.own.engine, opened).await;
+        let Self { opened, span, since, call, .. } = self;
+        call.own.engine.metrics.handler_time.record(since.elapsed());
+        close::abandon(&call.own.engine, opened).instrument(span.clone()).await;
+        run::note_given_up(&call.own.engine, &span);
     }
 }
 
 /// Ends the operation at its deadline: at once, or where its transaction is lent when that comes back.
 async fn end_late<S: Store>(slot: Slot<S>, deadline: Duration) {
     tokio::time::sleep(deadline).await;
+    end_when_back(slot).await;
+}
+
+async fn end_when_back<S: Store>(slot: Slot<S>) {
     let held = slot.lock().await.take();
     if let Some(held) = held {
         held.cut_short().await;
@@ -235,8 +377,20 @@ fn over() -> RunOnceError {
     RunOnceError::Failed(Failure::new(ErrorClass::Transient, Reason::Deadline, text))
 }
 
+fn not_here(whereabouts: Whereabouts) -> RunOnceError {
+    if whereabouts != Whereabouts::Lent {
+        return over();
+    }
+    let text = "the transaction of the operation is still lent; nothing of it is kept";
+    RunOnceError::Failed(Failure::new(ErrorClass::Permanent, Reason::Permanent, text))
+}
+
 /// Claims the key, or answers what is known of it.
-pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Result<Begun<S>, RunOnceError> {
+pub(super) async fn begin<S: Store>(
+    runs: &RunOnce<S>,
+    message: Message,
+    is_timed: bool,
+) -> Result<Begun<S>, RunOnceError> {
     let mut call = runs.call(message).await?;
     let begun = async move {
         if let Some((decision, result)) = call.recorded().await? {
@@ -245,7 +399,7 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
         let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
         let own = &mut call.own;
         match alone::begin_one(&own.engine, &mut own.session, &call.item, &mut answers).await {
-            Ok((opened, span, rounds)) => Ok(Begun::First(held(call, opened, span, rounds))),
+            Ok((opened, span, rounds)) => Ok(Begun::First(held(call, opened, span, rounds, is_timed))),
             Err(decision) => {
                 let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
                 call.ended(decision, result).await.map(Begun::Known)
@@ -255,14 +409,24 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
     spawn::finished(begun.in_current_span()).await
 }
 
-fn held<S: Store>(call: Call<S>, opened: Opened<S>, span: Span, rounds: Rounds) -> Operation<S> {
-    let (engine, message) = (&call.own.engine, call.item.message.clone());
+fn held<S: Store>(call: Call<S>, opened: Opened<S>, span: Span, rounds: Rounds, is_timed: bool) -> Operation<S> {
+    let (engine, message) = (Arc::clone(&call.own.engine), call.item.message.clone());
     let collector = Collector::of_operation(Arc::clone(&engine.publishing), message.clone());
     collector.runs_once();
     let deadline = engine.settings.handler_deadline;
     let since = Instant::now();
-    let held = Held { opened, collector, span, rounds, since, is_used: false, call };
+    let held = Held {
+        opened,
+        collector,
+        span: span.clone(),
+        rounds,
+        since,
+        is_used: false,
+        #[cfg(idem_bugs)]
+        early: None,
+        call,
+    };
     let slot = Arc::new(Mutex::new(Some(held)));
-    let deadline = spawn::spawn(end_late(Arc::clone(&slot), deadline)).abort_handle();
-    Operation { message, slot, deadline }
+    let timer = is_timed.then(|| spawn::spawn(end_late(Arc::clone(&slot), deadline)).abort_handle());
+    Operation { message, engine, span, slot, timer }
 }

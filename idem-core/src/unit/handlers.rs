@@ -357,19 +357,50 @@ async fn guarded<T>(
     }
 }
 
+/// Polls the work of an operation that another holds, as a handler's call is polled. An error is what ended it early.
+pub(crate) async fn attended<S: Store, T, E>(
+    engine: &Engine<S>,
+    message: &Message,
+    work: impl Future<Output = Result<T, E>> + Send,
+) -> Result<Result<T, E>, Failure> {
+    let span = spans::process(&engine.name, engine.source.get(), &[message]);
+    let deadline = engine.settings.handler_deadline;
+    let work = AssertUnwindSafe(work.instrument(span.clone())).catch_unwind();
+    match tokio::time::timeout(deadline, work).await {
+        Ok(Ok(answer)) => {
+            note_error(&span, answer.is_err().then_some("handler"));
+            Ok(answer)
+        }
+        Ok(Err(_panic)) => {
+            note_error(&span, Some("panic"));
+            Err(panicked())
+        }
+        Err(_elapsed) => {
+            note_error(&span, Some("deadline"));
+            Err(late(deadline))
+        }
+    }
+}
+
 /// Notes on the span of a call that it failed, and how.
 fn note_end<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
-    let error = match &handled {
-        Handled::Answered(Ok(_)) => None,
-        Handled::Answered(Err(_)) => Some("handler"),
-        Handled::Panicked => Some("panic"),
-        Handled::TimedOut => Some("deadline"),
-    };
+    note_error(
+        span,
+        match &handled {
+            Handled::Answered(Ok(_)) => None,
+            Handled::Answered(Err(_)) => Some("handler"),
+            Handled::Panicked => Some("panic"),
+            Handled::TimedOut => Some("deadline"),
+        },
+    );
+    handled
+}
+
+fn note_error(span: &Span, error: Option<&'static str>) {
     if let Some(error) = error {
         span.record("error.type", error);
         span.record("otel.status_code", "ERROR");
     }
-    handled
 }
 
 fn panicked() -> Failure {

@@ -10,7 +10,7 @@ pub(crate) mod decide;
 mod destinations;
 pub(crate) mod engine;
 mod fold;
-mod handlers;
+pub(crate) mod handlers;
 pub(crate) mod identify;
 pub(crate) mod kept;
 pub(crate) mod lookup;

@@ -45,6 +45,14 @@ impl<S: Store> Opened<S> {
     pub(crate) fn tx(&mut self) -> Tx<'_, S> {
         self.unit.tx()
     }
+
+    pub(crate) fn unit(&self) -> &S::Unit {
+        &self.unit
+    }
+
+    pub(crate) fn unit_mut(&mut self) -> &mut S::Unit {
+        &mut self.unit
+    }
 }
 
 /// Begins a unit and claims its keys. An error is the unit's end, where nothing is to run.

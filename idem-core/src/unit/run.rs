@@ -153,6 +153,11 @@ pub(crate) async fn end_alone<S: Store>(
     ended
 }
 
+/// Notes the end of a unit whose work was given up.
+pub(crate) fn note_given_up<S: Store>(engine: &Engine<S>, span: &Span) {
+    note_end(engine, span, 1, &End::Decided(Vec::new()));
+}
+
 fn note_end<S: Store>(engine: &Engine<S>, span: &Span, items: usize, end: &End) {
     span.record("idem.unit.end", end.as_str());
     engine.metrics.batch_size.record(u32::try_from(items).unwrap_or(u32::MAX));

@@ -17,11 +17,13 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
+    store::{
+        Claim, ClaimError, Cleaner, Found, Outbox, PlainConnection, StoreCapabilities, UnitOfWork as _, UnitOptions,
+    },
 };
 pub use idem_sql::Pooler;
 use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};
-use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, postgres::PgConnectOptions};
 
 use self::driver::Driver;
 #[cfg(feature = "failpoints")]
@@ -85,6 +87,23 @@ impl PostgresStore {
         Ok(store)
     }
 
+    /// A store with the connect options of a pool that the application has: the same server, database, login and settings. Nothing is
+    /// connected yet, and the pool's own connections are not used: a transaction of idem's has a connection of its own.
+    ///
+    /// What the pool does by itself on each new connection (`after_connect`) is not done on those of the store.
+    ///
+    /// ```
+    /// # fn store(pool: &sqlx::PgPool) -> Result<idem_sqlx::PostgresStore, idem_core::StoreError> {
+    /// idem_sqlx::PostgresStore::like(pool)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`PostgresOptions::build`].
+    pub fn like(pool: &PgPool) -> Result<Self, StoreError> {
+        PostgresOptions::new((*pool.connect_options()).clone()).build()
+    }
+
     /// Settings to build a store from; nothing is connected before the first use.
     pub fn with_options(options: PgConnectOptions) -> PostgresOptions {
         PostgresOptions::new(options)
@@ -111,6 +130,18 @@ impl PostgresStore {
 
     fn driver(&self) -> &Arc<Driver> {
         self.bookkeeping.driver()
+    }
+}
+
+impl PlainConnection for PostgresStore {
+    type Plain = PgConnection;
+
+    fn plain(unit: &PostgresUnit) -> &PgConnection {
+        &unit.session.connection
+    }
+
+    fn plain_mut(unit: &mut PostgresUnit) -> &mut PgConnection {
+        &mut unit.session.connection
     }
 }
 

@@ -23,7 +23,7 @@ use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
+    store::{Claim, Cleaner, Found, Outbox, PlainConnection, StoreCapabilities, UnitOptions},
 };
 use idem_sql::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
@@ -137,6 +137,18 @@ impl SqliteStore {
 
     fn driver(&self) -> &Arc<Driver> {
         self.bookkeeping.driver()
+    }
+}
+
+impl PlainConnection for SqliteStore {
+    type Plain = SqliteConnection;
+
+    fn plain(unit: &SqliteUnit) -> &SqliteConnection {
+        &unit.session.connection
+    }
+
+    fn plain_mut(unit: &mut SqliteUnit) -> &mut SqliteConnection {
+        &mut unit.session.connection
     }
 }
 

@@ -174,7 +174,8 @@ impl HandlerError {
     }
 }
 
-/// The work was to run again, because its transaction could not be committed, and [cannot](crate::Tx::runs_once): its steps are gone.
+/// The work was to run again, because its transaction could not be committed, and that of an [operation](crate::Operation) cannot: its steps
+/// are gone.
 /// The failure that is made of it names the cause, which is that of the run before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the transaction could not be committed, and its steps cannot be repeated: ask again with the same key")]

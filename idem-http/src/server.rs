@@ -13,8 +13,8 @@ mod flight;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gates;
+mod idempotent_tx;
 mod key;
-mod made;
 mod problem;
 mod profile;
 mod request_key;
@@ -23,23 +23,24 @@ mod run;
 mod scope;
 mod scoped_key;
 mod state;
-mod step_error;
 mod tenants;
+mod tx_error;
 mod verify_digest;
 
 pub use self::{
     answer::{ALLOWED_HEADERS, EXPOSED_HEADERS},
     ask::AskService,
-    axum_layer::{Idem, IdempotencyLayer, Idempotent},
+    axum_layer::{IdempotencyLayer, Idempotent},
     builder::IdempotencyBuilder,
     counts::{RouteCounts, WaitingRepeats},
     digest::check_digests,
     fingerprint::{Fingerprint, HashSecret},
+    idempotent_tx::IdempotentTx,
     profile::Profile,
     request_key::RequestKey,
-    scope::Authenticated,
+    scope::{Authenticated, SenderFn},
     scoped_key::ScopedKey,
     state::Idempotency,
-    step_error::StepError,
+    tx_error::TxError,
     verify_digest::{DigestVerified, VerifiedBody, VerifyDigest},
 };

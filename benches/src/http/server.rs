@@ -13,7 +13,7 @@ use axum::{
     serve::ListenerExt as _,
 };
 use idem_core::BoxError;
-use idem_http::{Authenticated, HashSecret, Idem, Idempotency, StepError};
+use idem_http::{Authenticated, HashSecret, Idempotency, IdempotentTx, TxError};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::TcpListener,
@@ -129,13 +129,12 @@ async fn by_hand(State(books): State<Arc<Books>>, headers: HeaderMap, body: Byte
     answer.map(IntoResponse::into_response).ok_or(StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-async fn under_idem<S: Debits>(idem: Idem<S>, headers: HeaderMap, body: Bytes) -> Result<Response, StepError> {
+async fn under_idem<S: Debits>(mut tx: IdempotentTx<S>, headers: HeaderMap, body: Bytes) -> Result<Response, TxError> {
     let order = match order(&headers, &body) {
         Ok(order) => order,
         Err(status) => return Ok(status.into_response()),
     };
-    let asked = order.clone();
-    let debited = idem.with(|tx| Box::pin(async move { S::debit(tx, &asked).await })).await?;
+    let debited = S::debit(&mut tx.tx(), &order).await?;
     Ok(debited.answer(&order).into_response())
 }
 

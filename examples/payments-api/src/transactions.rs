@@ -13,7 +13,7 @@ use axum::{
 use idem_service::{
     Database, HttpService, Opened, axum,
     idem_core::{BoxError, Event},
-    idem_http::{Idem, StepError},
+    idem_http::{IdempotentTx, TxError},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -79,9 +79,9 @@ fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, Box
 /// Records a transaction. Effect, event and answer are committed together; who asks again with the key gets the answer.
 async fn create<S: Books>(
     State(shared): State<Arc<Shared<S>>>,
-    idem: Idem<S>,
+    mut tx: IdempotentTx<S>,
     body: Bytes,
-) -> Result<Response, StepError> {
+) -> Result<Response, TxError> {
     let Payments { announce, limit } = shared.payments.clone();
     let (customer, cents) = match serde_json::from_slice(&body) {
         // An array of the members in their order would be read too.
@@ -96,23 +96,22 @@ async fn create<S: Books>(
     };
     if cents <= 0 {
         // A decision: every repeat with this key is refused again.
-        idem.refuse();
+        tx.refuse();
         return Ok(problems::no_amount(cents));
     }
-    let (tenant, key) = (idem.key().tenant().to_owned(), idem.key().as_str().to_owned());
+    let (tenant, key) = (tx.key().tenant().to_owned(), tx.key().as_str().to_owned());
     let order = Order { tenant, key, customer, cents };
     if cents > limit {
         // A decline has an effect of its own, and is committed.
-        idem.with(|tx| Box::pin(async move { S::decline(tx, &order).await })).await?;
+        S::decline(&mut tx.tx(), &order).await?;
         return Ok(problems::over_limit(cents, limit));
     }
-    let asked = order.clone();
-    let Some(recorded) = idem.with(|tx| Box::pin(async move { S::record(tx, &asked).await })).await? else {
-        idem.refuse();
+    let Some(recorded) = S::record(&mut tx.tx(), &order).await? else {
+        tx.refuse();
         return Ok(problems::balance_too_large(cents));
     };
     if let Some(destination) = announce {
-        idem.publish(event(&destination, &order, &recorded)).await?;
+        tx.publish(event(&destination, &order, &recorded))?;
     }
     let Recorded { id, balance, .. } = recorded;
     let location = [(header::LOCATION, format!("/transactions/{id}"))];

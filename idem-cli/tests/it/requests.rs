@@ -10,7 +10,7 @@ use axum::{
     routing::post,
 };
 use idem_core::{Event, Store};
-use idem_http::{Authenticated, Idem, Idempotency, StepError};
+use idem_http::{Authenticated, Idempotency, IdempotentTx, TxError};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
@@ -43,12 +43,12 @@ impl<S: Store> Payments<S> {
     /// Sends one, and answers its status and whether it was a replay.
     async fn send(&self, key: &str, body: &'static str) -> (u16, bool) {
         let (begun, goes_on) = (Arc::clone(&self.begun), Arc::clone(&self.goes_on));
-        let pay = async move |idem: Idem<S>, body: Bytes| -> Result<Response, StepError> {
+        let pay = async move |mut tx: IdempotentTx<S>, body: Bytes| -> Result<Response, TxError> {
             let text = format!("answer to {}", String::from_utf8_lossy(&body));
             let answer = |status| (status, [("location", "/t/7")], text).into_response();
             match &*body {
                 b"refused" => {
-                    idem.refuse();
+                    tx.refuse();
                     return Ok(answer(StatusCode::UNPROCESSABLE_ENTITY));
                 }
                 b"slow" => {
@@ -57,7 +57,7 @@ impl<S: Store> Payments<S> {
                 }
                 _ => {}
             }
-            idem.publish(Event::to("told").event_type("Paid").body("x")).await?;
+            tx.publish(Event::to("told").event_type("Paid").body("x"))?;
             Ok(answer(StatusCode::CREATED))
         };
         let route = Router::new().route("/t", post(pay).route_layer(self.idempotency.layer()));

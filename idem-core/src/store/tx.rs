@@ -85,15 +85,6 @@ impl<'t, S: Store> Tx<'t, S> {
         (self.connection(), handing_in)
     }
 
-    /// Says that this work cannot run a second time, as steps that were sent one by one cannot. A unit that conflicts with another one
-    /// then fails with [`CannotRepeat`](crate::CannotRepeat), so nothing is left to a second run that can be found out in the first: the
-    /// store looks which of the events are in the outbox already before it writes them.
-    pub fn runs_once(&mut self) {
-        if let Some(collector) = self.collector {
-            collector.runs_once();
-        }
-    }
-
     /// Notes the error of a statement after which this work goes on, with its class. If the transaction cannot be committed because of
     /// it, and the error is [permanent](crate::HandlerError::permanent), a result with a status from 400 to 499 is final all the same: see
     /// [`final_errors`](crate::RunOnceBuilder::final_errors). Otherwise the work fails with this error. An error that may pass is

@@ -51,6 +51,7 @@ impl Profile {
             .word("/type", "body-late", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)
+            .word("/type", "transaction-moved", Meaning::NotTaken)
             // It may have been done, and each try may do it again.
             .word("/type", "unprotected", Meaning::KeptFailure)
             .word("/reason", "IDEMPOTENCY_IN_PROGRESS", Meaning::InProgress)

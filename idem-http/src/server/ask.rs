@@ -110,13 +110,13 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { shared, routes } = self.clone();
-        let (parts, _body) = request.into_parts();
+        let (mut parts, _body) = request.into_parts();
         Box::pin(async move {
             let name = outcomes::named(&parts.method, &parts.extensions);
             let trace = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
             let span = telemetry::request(shared.engine.name(), outcomes::method(&parts.method), &name, trace);
             let counting = outcomes::begin(&span, |outcome, _, took| shared.counts.questions.count(outcome, took));
-            let asked = shared.asked(&parts, &routes).instrument(span.clone()).await;
+            let asked = shared.asked(&mut parts, &routes).instrument(span.clone()).await;
             let Answered { mut response, outcome } = asked.unwrap_or_else(|problem| shared.problem(&problem));
             counting.answered(outcome, response.status());
             // What was refused before it was looked up has waited for nothing.
@@ -132,14 +132,14 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
 }
 
 impl<S: Store> Shared<S> {
-    async fn asked<'r>(&self, parts: &Parts, routes: &'r [String]) -> Result<Answered, Problem> {
+    async fn asked<'r>(&self, parts: &mut Parts, routes: &'r [String]) -> Result<Answered, Problem> {
         if parts.method != Method::GET && parts.method != Method::HEAD {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
             return Ok(Answered { response, outcome: NO_SUCH_METHOD });
         }
-        let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
+        let who = self.sender(parts).await?;
         self.check_headers(&parts.headers)?;
         let key = key_in(parts.uri.path()).map_err(Problem::KeyMalformed)?;
         let is_quoted = key.len() > 1 && key.starts_with('"') && key.ends_with('"');

@@ -16,7 +16,7 @@ use super::{
     fingerprint::{self, HashSecret, Hashing},
     flight::Flights,
     profile::Profile,
-    scope::{Authenticated, TenantFn},
+    scope::{Authenticated, SenderFn, TenantFn},
     state::{Idempotency, Limits, Shared},
     tenants::{Shares, Tenants},
 };
@@ -112,11 +112,44 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// Sets the function that identifies the sender of a request, by an extension that the application's own layer has set or by a
-    /// token that it checks. `None` is answered with 401, before anything is read or looked up. This or
-    /// [`single_tenant`](Self::single_tenant) is required, because two customers must never share a key.
+    /// token that it checks. `None` is answered with 401, before anything is read or looked up. This,
+    /// [`tenant_with`](Self::tenant_with) or [`single_tenant`](Self::single_tenant) is required, because two customers must never share a key.
     #[must_use]
     pub fn tenant(mut self, function: impl Fn(&Parts) -> Option<Authenticated> + Send + Sync + 'static) -> Self {
-        self.tenant = Some(Arc::new(function));
+        self.tenant = Some(Arc::new(TenantFn::AtOnce(Box::new(function))));
+        self
+    }
+
+    /// The same by an async function that gets the application's state, as when a session is looked up. It may use the application's own
+    /// extractors. An error is answered with 503, and logged. The function limits its own time.
+    ///
+    /// ```
+    /// # use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};
+    /// # use idem_core::{BoxError, store::Store};
+    /// # use idem_http::{Authenticated, IdempotencyBuilder};
+    /// # #[derive(Clone)]
+    /// # struct App;
+    /// # struct Caller { shop: String }
+    /// # impl FromRequestParts<App> for Caller {
+    /// #     type Rejection = StatusCode;
+    /// #     async fn from_request_parts(_: &mut Parts, _: &App) -> Result<Self, StatusCode> { Err(StatusCode::UNAUTHORIZED) }
+    /// # }
+    /// async fn shop(app: App, parts: &mut Parts) -> Result<Option<Authenticated>, BoxError> {
+    ///     let caller = Caller::from_request_parts(parts, &app).await.ok();
+    ///     Ok(caller.map(|caller| Authenticated::tenant(caller.shop)))
+    /// }
+    ///
+    /// # fn with<S: Store>(builder: IdempotencyBuilder<S>, app: App) -> IdempotencyBuilder<S> {
+    /// builder.tenant_with(app, shop)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn tenant_with<A, F>(mut self, state: A, function: F) -> Self
+    where
+        A: Clone + Send + Sync + 'static,
+        F: for<'p> SenderFn<A, &'p mut Parts>,
+    {
+        self.tenant = Some(Arc::new(TenantFn::asks(state, function)));
         self
     }
 
@@ -333,7 +366,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
     pub fn build(self) -> Result<Idempotency<S>, ConfigError> {
-        let rule = "two customers must never meet on one key: call .tenant(…), or .single_tenant() where there is one";
+        let rule = "two customers must never meet on one key: call .tenant(…) or .tenant_with(…), or .single_tenant() where there is one";
         let tenant = self.tenant.clone().ok_or_else(|| ConfigError::new("tenant", "not set", rule))?;
         let rule =
             "fingerprints are made with a secret: call .hash_secret(…), or .plain_hashes() where bodies are no secret";

@@ -87,8 +87,8 @@ impl<S: Store> Shared<S> {
         B: Body,
         B::Error: Into<BoxError>,
     {
-        let (parts, body) = request.into_parts();
-        let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
+        let (mut parts, body) = request.into_parts();
+        let who = self.sender(&mut parts).await?;
         let headers = self.check_headers(&parts.headers)?;
         let asked = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {
             KeyFault::Missing => Problem::KeyMissing,
@@ -104,6 +104,18 @@ impl<S: Store> Shared<S> {
         let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
         let is_again = is_again(&parts.headers);
         Ok(Admitted { key, asked, who, route: route.to_owned(), prints, parts, body, in_hand, _held: held, is_again })
+    }
+
+    /// The sender of a request, as the application says.
+    pub(crate) async fn sender(&self, parts: &mut Parts) -> Result<Authenticated, Problem> {
+        match self.tenant.of(parts).await {
+            Ok(who) => who.ok_or(Problem::Unauthenticated),
+            Err(error) => {
+                let error = idem_core::store::describe::<S>(&*error);
+                tracing::error!({ idem.consumer = %self.engine.name() }, "the sender of a request could not be found out: {error}");
+                Err(Problem::Unavailable)
+            }
+        }
     }
 
     /// The subject that an answer is for, if answers are kept by subject.

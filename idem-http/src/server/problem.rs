@@ -78,6 +78,8 @@ pub(crate) enum Problem {
     ResponseRefused(&'static str),
     /// The handler does not take its transaction.
     Unprotected,
+    /// The handler has responded, and something else holds its transaction.
+    TransactionMoved,
     NotFound {
         /// Whether it was asked about with quotes around it.
         is_quoted: bool,
@@ -214,6 +216,7 @@ impl Problem {
             Self::Overloaded => Row::not_now("overloaded", "The service has too much to do"),
             Self::ResponseRefused(_) => Row::failed("response-refused", "The response cannot be kept"),
             Self::Unprotected => Row::failed("unprotected", "The operation is not protected"),
+            Self::TransactionMoved => Row::failed("transaction-moved", "The transaction was moved out of the handler"),
             Self::NotFound { .. } => {
                 Row::new(StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key")
             }
@@ -278,6 +281,10 @@ impl Problem {
                  again."
                     .to_owned()
             }
+            Self::TransactionMoved => {
+                "Nothing of the request was kept: its handler has responded, and the transaction was moved out of the handler."
+                    .to_owned()
+            }
             Self::NotFound { is_quoted } => {
                 let hint = if *is_quoted { " A key is asked about without the quotes that it has in the header." } else { "" };
                 format!("No request with this key has left a record. One that is on its way may still come.{hint}")
@@ -291,7 +298,12 @@ impl Problem {
         if let Self::ResponseRefused(what) = self {
             return Some(format!("the response of a handler cannot be kept, so its effects were rolled back: {what}"));
         }
-        let text = "a handler behind the layer does not take Idem as an argument, so nothing that it does is protected: let it, or \
+        if matches!(self, Self::TransactionMoved) {
+            let text = "a handler has responded, and its transaction was moved out of it, as into a task, so nothing was committed: keep \
+                        IdempotentTx in the handler until it responds";
+            return Some(text.to_owned());
+        }
+        let text = "a handler behind the layer does not take IdempotentTx as an argument, so nothing that it does is protected: let it, or \
                     leave the layer off its route";
         matches!(self, Self::Unprotected).then(|| text.to_owned())
     }
@@ -423,6 +435,7 @@ mod tests {
             Problem::Overloaded,
             Problem::ResponseRefused(""),
             Problem::Unprotected,
+            Problem::TransactionMoved,
             Problem::NotFound { is_quoted: false },
             Problem::RouteUnclear(String::new()),
         ];

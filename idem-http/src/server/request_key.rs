@@ -9,7 +9,7 @@ use super::scope::Authenticated;
 
 /// The key of the request that a handler runs for, and its scope.
 ///
-/// A handler on axum gets it from [`Idem::key`](super::Idem::key), and every handler from the extensions of its request, by
+/// A handler on axum gets it from [`IdempotentTx::key`](super::IdempotentTx::key), and every handler from the extensions of its request, by
 /// [`RequestKey::of`]. To a provider a handler gives a [derived key](Self::derived_key), and not the client's own one: two tenants may send
 /// the same key, and are one client to the provider; and two calls need two keys.
 ///

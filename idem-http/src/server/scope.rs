@@ -1,7 +1,9 @@
 //! The scope of a key: its tenant and its route.
 
+use std::{future::Future, pin::Pin};
+
 use http::request::Parts;
-use idem_core::{IdempotencyKey, KeyError};
+use idem_core::{BoxError, IdempotencyKey, KeyError};
 
 use super::scoped_key::ScopedKey;
 
@@ -31,7 +33,57 @@ impl Authenticated {
 }
 
 /// Identifies the sender of a request; `None` for an unknown one.
-pub(crate) type TenantFn = dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync;
+pub(crate) enum TenantFn {
+    /// From the request alone.
+    AtOnce(Box<dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync>),
+    /// With the application's state.
+    Asks(Box<dyn for<'p> Fn(&'p mut Parts) -> Asking<'p> + Send + Sync>),
+}
+
+type Asking<'p> = Pin<Box<dyn Future<Output = Result<Option<Authenticated>, BoxError>> + Send + 'p>>;
+
+impl TenantFn {
+    pub(crate) fn asks<A, F>(state: A, sender: F) -> Self
+    where
+        A: Clone + Send + Sync + 'static,
+        F: for<'p> SenderFn<A, &'p mut Parts>,
+    {
+        Self::Asks(Box::new(move |parts| Box::pin(sender.clone().call(state.clone(), parts))))
+    }
+
+    /// The sender of a request.
+    ///
+    /// # Errors
+    /// That of an application that could not find out.
+    pub(crate) async fn of(&self, parts: &mut Parts) -> Result<Option<Authenticated>, BoxError> {
+        match self {
+            Self::AtOnce(sender) => Ok(sender(parts)),
+            Self::Asks(sender) => sender(parts).await,
+        }
+    }
+}
+
+/// An async function that identifies the sender of a request; see [`tenant_with`](super::IdempotencyBuilder::tenant_with). Its parameters are
+/// the argument types, because a bound on a plain `async fn` is otherwise not general enough over their lifetimes.
+pub trait SenderFn<A, P>: Clone + Send + Sync + 'static {
+    /// The future of the call.
+    type Future: Future<Output = Result<Option<Authenticated>, BoxError>> + Send;
+
+    /// Calls the function.
+    fn call(self, state: A, parts: P) -> Self::Future;
+}
+
+impl<F, A, P, R> SenderFn<A, P> for F
+where
+    F: FnOnce(A, P) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Option<Authenticated>, BoxError>> + Send,
+{
+    type Future = R;
+
+    fn call(self, state: A, parts: P) -> R {
+        self(state, parts)
+    }
+}
 
 /// The key of the record of a request.
 pub(crate) fn joined(tenant: &str, route: &str, key: &str) -> Result<IdempotencyKey, KeyError> {

@@ -12,7 +12,7 @@ use axum::{
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use idem_core::HandlerError;
-use idem_http::{HashSecret, Idem, Idempotency, StepError};
+use idem_http::{HashSecret, Idempotency, IdempotentTx, TxError};
 use idem_http_client::{Ended, IdempotentClient, Intent, Profile, Refusal, Reqwest, Retries};
 use idem_sqlx::PostgresStore;
 use tokio::{net::TcpListener, sync::watch};
@@ -24,30 +24,29 @@ use crate::server::grounds::{Ground as _, Postgres};
 type Arrived = watch::Sender<usize>;
 
 /// Answers once the client has given this try up, and sends something else.
-async fn pay(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, text: String) -> Result<Response, StepError> {
+async fn pay(
+    State(arrived): State<Arrived>,
+    mut tx: IdempotentTx<PostgresStore>,
+    text: String,
+) -> Result<Response, TxError> {
     let so_far = *arrived.borrow();
-    let insert = idem.with(move |tx| {
-        Box::pin(async move {
-            let query = sqlx::query("INSERT INTO paid VALUES ($1)");
-            query.bind(text).execute(tx.connection()).await.map(|_| ())
-        })
-    });
-    insert.await?;
+    sqlx::query("INSERT INTO paid VALUES ($1)").bind(text).execute(&mut *tx).await?;
     arrived.subscribe().wait_for(|arrived| *arrived > so_far).await.unwrap();
     Ok((StatusCode::CREATED, "paid").into_response())
 }
 
 /// Fails for good, or for the first time only.
-async fn fail(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, class: String) -> Result<Response, StepError> {
+async fn fail(
+    State(arrived): State<Arrived>,
+    _: IdempotentTx<PostgresStore>,
+    class: String,
+) -> Result<Response, TxError> {
     let is_first = *arrived.borrow() == 1;
-    let failed = idem.with(move |_| {
-        Box::pin(std::future::ready(match class.as_str() {
-            "permanent" => Err(HandlerError::permanent("it does not fit")),
-            _ if is_first => Err(HandlerError::transient("not now")),
-            _ => Ok(()),
-        }))
-    });
-    failed.await?;
+    match class.as_str() {
+        "permanent" => return Err(HandlerError::permanent("it does not fit").into()),
+        _ if is_first => return Err(HandlerError::transient("not now").into()),
+        _ => {}
+    }
     Ok((StatusCode::CREATED, "paid").into_response())
 }
 

@@ -114,7 +114,7 @@ mod tests {
         routing::post,
     };
     use clap::{Args as _, Command, FromArgMatches as _};
-    use idem_http::Idem;
+    use idem_http::IdempotentTx;
     use idem_testkit::MemoryStore;
     use tower::ServiceExt as _;
 
@@ -128,7 +128,7 @@ mod tests {
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
         let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], vec![set]).unwrap();
-        let created = async |_: Idem<MemoryStore>| StatusCode::CREATED;
+        let created = async |_: IdempotentTx<MemoryStore>| StatusCode::CREATED;
         let route = Router::new().route("/t", post(created).route_layer(opened.idempotency.layer()));
         let mut statuses = Vec::new();
         for _ in 0..3 {
@@ -146,7 +146,7 @@ mod tests {
         let flags = HttpFlags::from_arg_matches(&matches).unwrap();
         let (set, store): (Set<MemoryStore>, _) = (Box::new(IdempotencyBuilder::single_tenant), MemoryStore::new());
         let opened = Opened::new(("payments", "0"), Arc::new(store), &flags, &[], vec![set]).unwrap();
-        let waits = async |_: Idem<MemoryStore>| std::future::pending::<StatusCode>().await;
+        let waits = async |_: IdempotentTx<MemoryStore>| std::future::pending::<StatusCode>().await;
         let route = Router::new().route("/t", post(waits).route_layer(opened.idempotency.layer()));
         let send = |key| {
             let request = Request::post("/t").header("idempotency-key", key).body(Body::empty()).unwrap();

@@ -5,7 +5,7 @@ use std::{ffi::OsString, process::Stdio, time::Duration};
 use idem_service::{
     HttpService,
     axum::{Router, body::Bytes, routing::post},
-    idem_http::{Idem, StepError},
+    idem_http::{IdempotentTx, TxError},
     idem_sqlx::PostgresStore,
 };
 use tokio::{
@@ -38,14 +38,9 @@ fn service_process() {
     std::process::exit(service.run_with(arguments).code().into());
 }
 
-async fn note(idem: Idem<PostgresStore>, text: String) -> Result<String, StepError> {
-    let noted = idem.with(move |tx| {
-        Box::pin(async move {
-            let insert = "INSERT INTO notes (text) VALUES ($1) RETURNING text";
-            sqlx::query_scalar::<_, String>(insert).bind(text).fetch_one(tx.connection()).await
-        })
-    });
-    noted.await
+async fn note(mut tx: IdempotentTx<PostgresStore>, text: String) -> Result<String, TxError> {
+    let insert = sqlx::query_scalar("INSERT INTO notes (text) VALUES ($1) RETURNING text").bind(text);
+    Ok(insert.fetch_one(&mut *tx).await?)
 }
 
 /// The status of a note under this key, on a connection of its own.

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use axum::{Json, Router, http::StatusCode, routing::post};
-use idem_http::{Idem, IdempotencyLayer, StepError, VerifyDigest, check_digests};
+use idem_http::{IdempotencyLayer, IdempotentTx, TxError, VerifyDigest, check_digests};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener, process::Command};
 use tower::ServiceExt as _;
 use tower_http::{compression::CompressionLayer, decompression::RequestDecompressionLayer};
@@ -17,8 +17,8 @@ use super::{
 type Store = <Memory as Ground>::Store;
 
 /// Long enough for a layer to code it.
-async fn pay(idem: Idem<Store>, body: String) -> Result<(StatusCode, Json<String>), StepError> {
-    idem.with(move |tx| Memory::pay(tx, body)).await?;
+async fn pay(mut tx: IdempotentTx<Store>, body: String) -> Result<(StatusCode, Json<String>), TxError> {
+    Memory::pay(&mut tx.tx(), body).await?;
     Ok((StatusCode::CREATED, Json("paid ".repeat(100))))
 }
 

@@ -13,7 +13,7 @@ use axum::{
 };
 use http::StatusCode;
 use idem_core::{BoxError, Store};
-use idem_http::{Idem, StepError};
+use idem_http::{IdempotentTx, TxError};
 use tower::ServiceExt as _;
 
 use super::{
@@ -46,12 +46,12 @@ fn rows() -> Vec<Vec<&'static str>> {
 }
 
 /// Responds as the second cell says.
-fn responds<S: Store>(idem: &Idem<S>, cell: &str) -> Response {
+fn responds<S: Store>(tx: &IdempotentTx<S>, cell: &str) -> Response {
     let (first, status) = cell.rsplit_once(' ').unwrap_or(("", cell));
     match first {
         "" => {}
-        "`refuse`," => idem.refuse(),
-        "`discard`," => idem.discard(),
+        "`refuse`," => tx.refuse(),
+        "`discard`," => tx.discard(),
         _ => panic!("the cell {cell:?}"),
     }
     let status = StatusCode::from_u16(status.parse().unwrap()).unwrap();
@@ -62,8 +62,8 @@ fn responds<S: Store>(idem: &Idem<S>, cell: &str) -> Response {
 async fn each_row_is_played<G: Sql>(column: usize) {
     let ground = G::new().await;
     let payments = builder(&ground).build().unwrap();
-    let seed = async |idem: Idem<G::Store>| -> Result<StatusCode, StepError> {
-        idem.with(|tx| G::execute(tx, "INSERT INTO parent VALUES (1)")).await?;
+    let seed = async |mut tx: IdempotentTx<G::Store>| -> Result<StatusCode, TxError> {
+        G::execute(&mut tx.tx(), "INSERT INTO parent VALUES (1)").await?;
         Ok(StatusCode::CREATED)
     };
     let seed = Router::new().route("/t", post(seed).route_layer(payments.layer()));
@@ -77,31 +77,22 @@ async fn each_row_is_played<G: Sql>(column: usize) {
             continue;
         }
         let runs = Arc::new(AtomicUsize::new(0));
-        let (statement, is_swallowed) = (statement(cell), cell.ends_with("swallowed in its step"));
+        let (statement, is_noted) = (statement(cell), !cell.ends_with("without a note"));
         let answers = {
             let (runs, effect) = (Arc::clone(&runs), what.clone());
-            async move |idem: Idem<G::Store>| -> Result<Response, StepError> {
+            async move |mut tx: IdempotentTx<G::Store>| -> Result<Response, TxError> {
                 runs.fetch_add(1, Ordering::SeqCst);
-                idem.with(|tx| G::pay(tx, effect)).await?;
-                let failed = match statement {
-                    None => Ok(()),
-                    Some(text) if is_swallowed => {
-                        let swallowing = idem.with(move |tx| {
-                            Box::pin(async move {
-                                assert!(G::execute(tx, text).await.is_err());
-                                Ok::<_, BoxError>(())
-                            })
-                        });
-                        swallowing.await
+                G::pay(&mut tx.tx(), effect).await?;
+                if let Some(text) = statement {
+                    let error = G::execute(&mut tx.tx(), text).await.unwrap_err();
+                    if handler == "`?`" {
+                        Err(error)?;
+                    } else if is_noted {
+                        tx.note(error);
                     }
-                    Some(text) => idem.with(move |tx| G::execute(tx, text)).await,
-                };
-                assert_eq!(failed.is_err(), statement.is_some() && !is_swallowed);
-                if handler == "`?`" {
-                    failed?;
                 }
                 assert_ne!(handler, "panics");
-                Ok(responds(&idem, handler))
+                Ok(responds(&tx, handler))
             }
         };
         let app = Router::new().route("/t", post(answers).route_layer(payments.layer()));
@@ -119,9 +110,9 @@ async fn each_row_is_played<G: Sql>(column: usize) {
         if is_kept {
             assert_eq!(first.body, again.body, "{what}");
         }
-        // PostgreSQL has lost the whole transaction, and a 4xx after an error that the handler's step returned takes it back.
+        // PostgreSQL has lost the whole transaction, and a 4xx after an error that was noted takes it back.
         let has_effect = ground.paid().await.contains(&what);
-        let is_taken_back = statement.is_some() && (column == 2 || !is_swallowed && status >= 400);
+        let is_taken_back = statement.is_some() && (column == 2 || is_noted && status >= 400);
         assert!(!(has_effect && (!is_kept || is_taken_back)), "{what}: its effect");
     }
 }
@@ -150,11 +141,11 @@ async fn w170_a_refusal_after_a_query_without_a_row_is_kept() {
 async fn refused_without_a_row<G: Sql>() {
     let ground = G::new().await;
     let payments = builder(&ground).build().unwrap();
-    let handler = async |idem: Idem<G::Store>| -> Result<StatusCode, StepError> {
-        let found = idem.with(|_| Box::pin(async { Err::<(), _>(BoxError::from(sqlx::Error::RowNotFound)) })).await;
-        assert!(found.is_err());
-        idem.refuse();
-        Ok(StatusCode::NOT_FOUND)
+    let handler = async |mut tx: IdempotentTx<G::Store>| -> StatusCode {
+        let _ = tx.connection();
+        tx.note(BoxError::from(sqlx::Error::RowNotFound));
+        tx.refuse();
+        StatusCode::NOT_FOUND
     };
     let app = Router::new().route("/t", post(handler).route_layer(payments.layer()));
     for replayed in [false, true] {

@@ -10,7 +10,7 @@ use idem_core::{
     ConsumerName, ErrorClass, HandlerError, Tenant, Tx,
     store::{Bookkeeping as _, ControlState, Expiring, Removal, Removed, Store as _},
 };
-use idem_http::{Idem, Idempotency, StepError};
+use idem_http::{Idempotency, IdempotentTx, TxError};
 use idem_testkit::{Fault, Operation};
 use sqlx::Connection as _;
 
@@ -107,8 +107,8 @@ pub(crate) async fn w90_a_broken_reference_ends<G: Sql>() {
         }
         Ok(())
     }
-    async fn behind_the_layer<G: Sql>(idem: Idem<G::Store>, uri: Uri) -> Result<&'static str, StepError> {
-        idem.with(move |tx| Box::pin(async move { insert::<G>(tx, uri.path()).await })).await?;
+    async fn behind_the_layer<G: Sql>(mut tx: IdempotentTx<G::Store>, uri: Uri) -> Result<&'static str, TxError> {
+        insert::<G>(&mut tx.tx(), uri.path()).await?;
         Ok("done")
     }
     let ground = G::new().await;

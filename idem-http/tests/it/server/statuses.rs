@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use idem_http::{Idem, StepError};
+use idem_http::{IdempotentTx, TxError};
 use tower::ServiceExt as _;
 
 use super::{
@@ -83,15 +83,15 @@ fn check(what: &str, status: u16, fate: Fate, first: &Seen, again: &Seen) {
 /// A handler of axum: it answers with a status, after it has used its transaction, refused or discarded, or done none of these.
 async fn answers(
     Path((form, status)): Path<(String, u16)>,
-    idem: Idem<<Memory as Ground>::Store>,
-) -> Result<Response, StepError> {
+    mut tx: IdempotentTx<<Memory as Ground>::Store>,
+) -> Result<Response, TxError> {
     if form != "untouched" {
         let text = format!("{form} {status}");
-        idem.with(|tx| Memory::pay(tx, text)).await?;
+        Memory::pay(&mut tx.tx(), text).await?;
     }
     match form.as_str() {
-        "refused" => idem.refuse(),
-        "discarded" => idem.discard(),
+        "refused" => tx.refuse(),
+        "discarded" => tx.discard(),
         _ => {}
     }
     Ok((StatusCode::from_u16(status).unwrap(), fastrand::u64(..).to_string()).into_response())

@@ -44,6 +44,10 @@ on_every_store!(
     layer::w3_a_handler_of_axum_ends_without_its_client,
     layer::w88_events_with_their_requests_keys_stay_apart,
     layer::w9_a_response_that_does_not_end_has_no_effect,
+    held::w190_a_transaction_in_a_task_is_not_committed,
+    held::w191_a_transaction_in_the_body_is_committed,
+    held::w192_two_extractors_are_refused,
+    held::w194_a_client_that_is_gone_takes_no_transaction_with_it,
     ask::w21_a_key_can_be_asked_about,
     ask::w156_what_is_told_is_of_the_operation_that_is_asked_about,
     both::w100_a_first_use_on_two_servers_at_once,
@@ -73,6 +77,26 @@ on!(known_event_postgres, Postgres, layer::o6_o7_a_request_meets_its_event_in_th
 on!(known_event_tokio_postgres, TokioPostgres, layer::o6_o7_a_request_meets_its_event_in_the_outbox);
 on!(locked_postgres, Postgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
 on!(locked_tokio_postgres, TokioPostgres, outcomes::w139_a_locked_table_says_nothing_about_a_key);
+
+mod in_a_statement {
+    use super::super::{grounds::*, held::w193_a_handler_dropped_in_a_statement_frees_its_key};
+
+    #[tokio::test]
+    async fn w193_on_postgres() {
+        w193_a_handler_dropped_in_a_statement_frees_its_key::<Postgres>("SELECT pg_sleep(300)").await;
+    }
+
+    #[tokio::test]
+    async fn w193_on_tokio_postgres() {
+        w193_a_handler_dropped_in_a_statement_frees_its_key::<TokioPostgres>("SELECT pg_sleep(300)").await;
+    }
+
+    #[tokio::test]
+    async fn w193_on_sqlite() {
+        let endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+        w193_a_handler_dropped_in_a_statement_frees_its_key::<Sqlite>(endless).await;
+    }
+}
 
 mod with_foreign_keys {
     use super::super::{grounds::*, outcomes::w90_a_broken_reference_ends};

@@ -14,7 +14,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
 use idem_core::{BoxError, ErrorClass, HandlerError, Store, Tx};
 use idem_http::{
-    Authenticated, Fingerprint, HashSecret, Idem, Idempotency, IdempotencyBuilder, IdempotencyLayer, StepError,
+    Authenticated, Fingerprint, HashSecret, Idempotency, IdempotencyBuilder, IdempotencyLayer, IdempotentTx, TxError,
 };
 use tokio::sync::{Semaphore, watch};
 use tower::{Service, ServiceExt as _};
@@ -130,9 +130,9 @@ const HELD: &str = "x-held";
 /// Why a handler of the tests has no answer that is committed.
 #[derive(Debug)]
 pub(crate) enum Declined {
-    /// As after [`Idem::refuse`].
+    /// As after [`IdempotentTx::refuse`].
     Final(Box<Response<Bytes>>),
-    /// As after [`Idem::discard`].
+    /// As after [`IdempotentTx::discard`].
     NotKept(Box<Response<Bytes>>),
     Failed(HandlerError),
 }
@@ -147,7 +147,7 @@ pub(crate) type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Byte
 
 pub(crate) type Handler<S> = Arc<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
 
-/// A route of axum whose handler does all in one step.
+/// A route of axum.
 pub(crate) struct Route<S: Store> {
     layer: IdempotencyLayer<S>,
     path: &'static str,
@@ -171,33 +171,33 @@ impl<S: Store> Route<S> {
 }
 
 /// Runs a handler, and has its answer treated as it asks.
-pub(crate) async fn in_one_step<S: Store>(
+pub(crate) async fn handled<S: Store>(
     State(handler): State<Handler<S>>,
-    idem: Idem<S>,
+    mut tx: IdempotentTx<S>,
     request: Request<Body>,
-) -> Result<Response<Body>, StepError> {
+) -> Result<Response<Body>, TxError> {
     let (parts, body) = request.into_parts();
     let request = Request::from_parts(parts, body.collect().await.unwrap().to_bytes());
-    let answered = idem.with(|tx| Box::pin(async move { Ok::<_, HandlerError>(handler(request, tx).await) })).await?;
-    treated(&idem, answered).await
+    let answered = handler(request, &mut tx.tx()).await;
+    treated(&mut tx, answered)
 }
 
 /// The answer of a handler, treated as it asks.
-pub(crate) async fn treated<S: Store>(
-    idem: &Idem<S>,
+pub(crate) fn treated<S: Store>(
+    tx: &mut IdempotentTx<S>,
     answered: Result<Response<Bytes>, Declined>,
-) -> Result<Response<Body>, StepError> {
+) -> Result<Response<Body>, TxError> {
     let response = match answered {
         Ok(response) => response,
         Err(Declined::Final(response)) => {
-            idem.refuse();
+            tx.refuse();
             *response
         }
         Err(Declined::NotKept(response)) => {
-            idem.discard();
+            tx.discard();
             *response
         }
-        Err(Declined::Failed(error)) => return idem.with(|_| Box::pin(async { Err(error) })).await,
+        Err(Declined::Failed(error)) => return Err(tx.note(error)),
     };
     Ok(response.map(Body::from))
 }
@@ -217,7 +217,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { layer, path, handler } = self.clone();
-        let router = Router::new().route(path, any(in_one_step::<S>).layer(layer)).with_state(handler);
+        let router = Router::new().route(path, any(handled::<S>).layer(layer)).with_state(handler);
         Box::pin(router.oneshot(request.map(Body::new)))
     }
 }

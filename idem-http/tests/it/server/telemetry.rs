@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use idem_core::telemetry;
-use idem_http::{Idem, Idempotency, WaitingRepeats};
+use idem_http::{Idempotency, IdempotentTx, WaitingRepeats};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use opentelemetry::trace::{SpanKind, Status, TracerProvider as _};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
@@ -218,8 +218,8 @@ fn attribute(span: &SpanData, name: &str) -> Option<String> {
     span.attributes.iter().find(|attribute| attribute.key.as_str() == name).map(|found| found.value.to_string())
 }
 
-async fn pay(idem: Idem<<Memory as Ground>::Store>, body: String) -> String {
-    idem.with(|tx| Memory::pay(tx, body)).await.unwrap();
+async fn pay(mut tx: IdempotentTx<<Memory as Ground>::Store>, body: String) -> String {
+    Memory::pay(&mut tx.tx(), body).await.unwrap();
     "paid".to_owned()
 }
 

@@ -11,11 +11,7 @@ struct Purchase {
     cents: i64,
 }
 
-async fn buy(
-    bought: Purchase,
-    _: &Message,
-    tx: &mut Tx<'_, PostgresStore>,
-) -> Result<(), HandlerError> {
+async fn buy(bought: Purchase, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
     let add = "INSERT INTO customers VALUES ($1, $2)
         ON CONFLICT (customer) DO UPDATE SET cents = customers.cents + excluded.cents";
     sqlx::query(add)

@@ -11,11 +11,7 @@ struct Purchase {
     cents: i64,
 }
 
-async fn buy(
-    bought: Purchase,
-    _: &Message,
-    tx: &mut Tx<'_, SqliteStore>,
-) -> Result<(), HandlerError> {
+async fn buy(bought: Purchase, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
     let add = "INSERT INTO customers VALUES (?, ?)
         ON CONFLICT (customer) DO UPDATE SET cents = cents + excluded.cents";
     sqlx::query(add)

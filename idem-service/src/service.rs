@@ -27,7 +27,7 @@ use crate::{
 ///     cents: i64,
 /// }
 ///
-/// async fn buy(bought: Purchase, _: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
+/// async fn buy(bought: Purchase, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
 ///     let add = "UPDATE totals SET cents = cents + $1";
 ///     sqlx::query(add).bind(bought.cents).execute(tx.connection()).await?;
 ///     Ok(())

@@ -77,8 +77,8 @@ where
     }
 }
 
-/// A function or closure that can handle a decoded payload; see [`json_fn`].
-pub trait JsonFn<P, M, T>: Clone + Send + Sync + 'static {
+/// A function or closure of `ARGUMENTS` arguments that can handle a decoded payload; see [`json_fn`].
+pub trait JsonFn<P, M, T, const ARGUMENTS: usize>: Clone + Send + Sync + 'static {
     /// The future of the call.
     type Future: Future<Output = Result<(), HandlerError>> + Send;
 
@@ -86,7 +86,19 @@ pub trait JsonFn<P, M, T>: Clone + Send + Sync + 'static {
     fn call(self, payload: P, message: M, tx: T) -> Self::Future;
 }
 
-impl<F, P, M, T, R> JsonFn<P, M, T> for F
+impl<F, P, M, T, R> JsonFn<P, M, T, 2> for F
+where
+    F: FnOnce(P, T) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<(), HandlerError>> + Send,
+{
+    type Future = R;
+
+    fn call(self, payload: P, _: M, tx: T) -> R {
+        self(payload, tx)
+    }
+}
+
+impl<F, P, M, T, R> JsonFn<P, M, T, 3> for F
 where
     F: FnOnce(P, M, T) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<(), HandlerError>> + Send,
@@ -99,20 +111,20 @@ where
 }
 
 /// See [`json_fn`].
-pub struct JsonHandler<P, F> {
+pub struct JsonHandler<P, F, const ARGUMENTS: usize> {
     function: F,
     payload: PhantomData<fn() -> P>,
 }
 
-impl<P, F> fmt::Debug for JsonHandler<P, F> {
+impl<P, F, const ARGUMENTS: usize> fmt::Debug for JsonHandler<P, F, ARGUMENTS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JsonHandler")
     }
 }
 
-/// A handler from an `async fn(P, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form,
-/// that is given the payload decoded from JSON. A payload that is no `P` is dead-lettered as `malformed`, and the function is
-/// not called.
+/// A handler from an `async fn(P, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form, that is given the
+/// payload decoded from JSON. With the message between the two, `async fn(P, &Message, &mut Tx<'_, S>)`, it is given that too. A
+/// payload that is not a `P` is dead-lettered as `malformed`, and the function is not called.
 ///
 /// ```
 /// use idem_core::{HandlerError, Message, Router, Store, Tx, json_fn};
@@ -123,29 +135,31 @@ impl<P, F> fmt::Debug for JsonHandler<P, F> {
 ///     cents: u32,
 /// }
 ///
-/// async fn purchase<S: Store>(
-///     purchase: Purchase,
-///     message: &Message,
-///     tx: &mut Tx<'_, S>,
-/// ) -> Result<(), HandlerError> {
+/// async fn purchase<S: Store>(purchase: Purchase, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
 ///     let _connection = tx.connection();
-///     println!("{:?} buys for {} cents", message.ordering_key(), purchase.cents);
+///     println!("somebody buys for {} cents", purchase.cents);
+///     Ok(())
+/// }
+///
+/// async fn refund<S: Store>(refund: Purchase, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+///     let _connection = tx.connection();
+///     println!("{:?} gets {} cents back", message.ordering_key(), refund.cents);
 ///     Ok(())
 /// }
 ///
 /// fn routes<S: Store>() -> Router<S> {
-///     Router::new().on("purchase", json_fn(purchase))
+///     Router::new().on("purchase", json_fn(purchase)).on("refund", json_fn(refund))
 /// }
 /// ```
-pub fn json_fn<P, F>(function: F) -> JsonHandler<P, F> {
+pub fn json_fn<P, F, const ARGUMENTS: usize>(function: F) -> JsonHandler<P, F, ARGUMENTS> {
     JsonHandler { function, payload: PhantomData }
 }
 
-impl<S, P, F> Handler<S> for JsonHandler<P, F>
+impl<S, P, F, const ARGUMENTS: usize> Handler<S> for JsonHandler<P, F, ARGUMENTS>
 where
     S: Store,
     P: DeserializeOwned + Send + 'static,
-    F: for<'m, 'a, 't> JsonFn<P, &'m Message, &'a mut Tx<'t, S>>,
+    F: for<'m, 'a, 't> JsonFn<P, &'m Message, &'a mut Tx<'t, S>, ARGUMENTS>,
 {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
         let payload: P = message.json()?;

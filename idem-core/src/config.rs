@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention, retry::RetryPolicy};
 
 /// A handler's effects beside the writes through its transaction. There is no default: only the handler's author knows,
-/// and batches are safe only for the first kind.
+/// and batches are safe only for the first kind. They are the consumer's, and [`Router::on_with`](crate::Router::on_with) sets others for
+/// a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effects {
     /// Nothing: batches may run again as a whole.

@@ -8,6 +8,7 @@ use std::{fmt, future::Future, sync::Arc};
 use async_trait::async_trait;
 
 use crate::{
+    caught::caught,
     handler::around::Around,
     handler_error::HandlerError,
     message::Message,
@@ -65,6 +66,14 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
     /// A handler around a [`Router`](crate::Router) answers the router's place.
     fn dispatches_by(&self) -> Option<TypePlace> {
         None
+    }
+
+    /// Whether it calls other systems for `message`, where its consumer says [`Effects::InTransaction`](crate::Effects); with `None`,
+    /// whether it does so for any message. Such a message runs alone, and each attempt is counted before it runs. False by default;
+    /// a handler around a [`Router`](crate::Router) answers the router's.
+    fn calls_outside(&self, message: Option<&Message>) -> bool {
+        let _ = message;
+        false
     }
 
     /// Runs `function` around each call of this handler, as layers do it in tower: an
@@ -152,6 +161,10 @@ impl<S: Store> Handler<S> for BoxHandler<S> {
         self.0.type_place()
     }
 
+    fn calls_outside(&self, message: Option<&Message>) -> bool {
+        self.0.is_outside(message)
+    }
+
     // Not a box in a box: each costs an allocation a message.
     fn boxed(self) -> BoxHandler<S> {
         self
@@ -203,6 +216,8 @@ pub(crate) trait DynHandler<S: Store>: Send + Sync + 'static {
     async fn handle_dyn(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError>;
 
     fn type_place(&self) -> Option<TypePlace>;
+
+    fn is_outside(&self, message: Option<&Message>) -> bool;
 }
 
 #[async_trait]
@@ -213,6 +228,10 @@ impl<S: Store, H: Handler<S>> DynHandler<S> for H {
 
     fn type_place(&self) -> Option<TypePlace> {
         self.dispatches_by()
+    }
+
+    fn is_outside(&self, message: Option<&Message>) -> bool {
+        self.calls_outside(message)
     }
 }
 
@@ -251,6 +270,14 @@ impl<S: Store> Work<S> {
             Self::Batch(_) | Self::OfCall => None,
         }
     }
+
+    /// As [`Handler::calls_outside`]. A handler that panics here runs alone.
+    pub(crate) fn calls_outside(&self, message: Option<&Message>) -> bool {
+        match self {
+            Self::Each(handler) => caught(|| handler.calls_outside(message)).unwrap_or(true),
+            Self::Batch(_) | Self::OfCall => false,
+        }
+    }
 }
 
 impl<S: Store, H: Handler<S>> Handler<S> for Arc<H> {
@@ -260,5 +287,9 @@ impl<S: Store, H: Handler<S>> Handler<S> for Arc<H> {
 
     fn dispatches_by(&self) -> Option<TypePlace> {
         (**self).dispatches_by()
+    }
+
+    fn calls_outside(&self, message: Option<&Message>) -> bool {
+        (**self).calls_outside(message)
     }
 }

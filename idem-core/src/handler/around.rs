@@ -85,4 +85,8 @@ where
     fn dispatches_by(&self) -> Option<TypePlace> {
         self.handler.dispatches_by()
     }
+
+    fn calls_outside(&self, message: Option<&Message>) -> bool {
+        self.handler.calls_outside(message)
+    }
 }

@@ -64,7 +64,8 @@ pub(crate) async fn process_with<S: Store>(
             Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure), None)),
         }
     }
-    let decisions = if engine.shares_units() && !items.is_empty() {
+    let share = engine.shares_units() && items.iter().all(|item| !engine.calls_outside(&item.message));
+    let decisions = if share && !items.is_empty() {
         whole(engine, session, &items, answers.as_deref_mut()).await
     } else {
         None

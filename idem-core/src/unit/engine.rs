@@ -94,6 +94,11 @@ impl<S: Store> Engine<S> {
         self.effects == Effects::InTransaction && !self.settings.units_of_one
     }
 
+    /// Whether this message runs alone, because its handler calls other systems for it.
+    pub(crate) fn calls_outside(&self, message: &Message) -> bool {
+        self.effects == Effects::Outside || self.work.calls_outside(Some(message))
+    }
+
     /// The hashes of a message by the rule that a record carries, where this build knows it.
     pub(super) fn rehash(&self, message: &Message, rule: HashRuleId) -> Option<Vec<PayloadHash>> {
         let known = &self.registered.get()?.hash_rules;
@@ -131,7 +136,7 @@ impl<S: Store> Engine<S> {
 
     /// Notes whether a call that went well has used its transaction.
     pub(super) fn note_use(&self, is_used: bool) {
-        if self.effects == Effects::InTransaction && self.transaction_use.note(is_used) {
+        if self.effects == Effects::InTransaction && !self.work.calls_outside(None) && self.transaction_use.note(is_used) {
             tracing::warn!(
                 idem.consumer = %self.name,
                 "the handler has taken no connection from its transaction for its first {UNUSED_MAX} messages, and published \

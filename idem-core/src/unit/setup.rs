@@ -76,7 +76,8 @@ impl<S: Store> Setup<S> {
         let rule = "there is no safe default: say Effects::InTransaction if the handler only writes through its \
                     transaction, Effects::Outside if it calls other systems";
         let effects = self.effects.ok_or_else(|| ConfigError::new("effects", "not set", rule))?;
-        if effects == Effects::Outside && !self.deadline_was_set {
+        let calls_outside = effects == Effects::Outside || work.calls_outside(None);
+        if calls_outside && !self.deadline_was_set {
             let rule = "a handler with Effects::Outside needs one, because nothing else bounds its calls";
             return Err(ConfigError::new("handler_deadline", "not set", rule));
         }
@@ -84,7 +85,7 @@ impl<S: Store> Setup<S> {
             let rule = "Effects::Outside handles one message a unit: use .handler(…)";
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
-        if self.settings.shared_unit_max.is_some() && (effects == Effects::Outside || self.settings.units_of_one) {
+        if self.settings.shared_unit_max.is_some() && (calls_outside || self.settings.units_of_one) {
             return Err(shares_no_units());
         }
         let capabilities = self.store.capabilities();

@@ -234,6 +234,10 @@ impl<D: Scratch, H: Handler<D::Store>> Handler<D::Store> for Rigged<D, H> {
     fn dispatches_by(&self) -> Option<TypePlace> {
         self.handler.dispatches_by()
     }
+
+    fn calls_outside(&self, message: Option<&Message>) -> bool {
+        self.handler.calls_outside(message)
+    }
 }
 
 impl<D: Scratch, H: Handler<D::Store>> Rigged<D, H> {

@@ -281,7 +281,14 @@ pub(super) async fn identify<S: Store, B: Source>(
     let mut failures = 0;
     loop {
         let rejected = match shared.consumer.identify(message, key.clone()).await {
-            Ok(item) => return Some(Job::new(item, from, assignment, permit)),
+            Ok(item) => {
+                let calls_outside = shared.consumer.calls_outside(&item.message);
+                let mut job = Job::new(item, from, assignment, permit);
+                if calls_outside {
+                    job.isolate();
+                }
+                return Some(job);
+            }
             Err(rejected) => rejected,
         };
         let Rejected { message: back, key, failure } = rejected;

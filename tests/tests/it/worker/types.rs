@@ -1,6 +1,11 @@
-//! C12, C13: under a `Router` the type belongs to what is hashed.
+//! C12, C13, D52: under a `Router` the type belongs to what is hashed, and may have effects of its own.
 
-use idem_core::{Decision, DedupConsumer, HashRules, JsonMembers, Reason, Router, key::JsonMember};
+use std::time::Duration;
+
+use idem_core::{
+    Decision, DedupConsumer, Effects, Handler as _, HandlerError, HashRules, JsonMembers, Message, Next, Reason, Router, Tx,
+    key::JsonMember,
+};
 use idem_testkit::{Decide as _, MemoryStore};
 
 use super::fixture::{Fixture, drain, message};
@@ -83,4 +88,56 @@ async fn c13_records_of_the_rule_without_the_type_are_compared_by_it() {
     assert!(decisions[0].is_skipped() && matches!(decisions[1], Decision::Conflict(..)), "{decisions:?}");
     let other = message("old", "another payload").with_type("OrderPlaced");
     assert!(matches!(consumer.decisions(vec![other]).await.unwrap()[0], Decision::Conflict(..)));
+}
+
+/// A consumer of two types, of which `charge` calls a provider.
+fn charging(fixture: &Fixture) -> DedupConsumer<MemoryStore> {
+    let router = Router::new().fallback(fixture.script.clone());
+    let router = router.on_with(Effects::Outside, "charge", fixture.script.clone());
+    fixture.consumer().handler(router).handler_deadline(Duration::from_secs(5)).build().unwrap()
+}
+
+/// D52: a neighbour that fails repeats the messages of its batch, and no call to a provider.
+#[tokio::test(flavor = "multi_thread")]
+async fn d52_a_call_to_another_system_is_not_repeated_for_a_neighbour() {
+    let fixture = Fixture::new();
+    let publish = |key: &str, payload: &str, kind: &str| {
+        fixture.queue.publish(message(key, payload).with_type(kind)).unwrap();
+    };
+    // A worker begins with one batch's worth of messages alone.
+    (0..100).for_each(|n| drop(fixture.publish(&format!("warm-{n}"), "ok")));
+    for n in 0..10 {
+        publish(&format!("charge-{n}"), "ok", "charge");
+        publish(&format!("note-{n}"), if n == 9 { "fail once" } else { "ok" }, "note");
+    }
+    let summary = drain(&fixture, fixture.worker_of(charging(&fixture))).await;
+    assert_eq!(summary.processed, 120);
+    let runs = |kind: &str| (0..10).map(|n| fixture.script.runs_of(&format!("{kind}-{n}"))).sum::<usize>();
+    assert_eq!(runs("charge"), 10);
+    assert!(runs("note") > 11, "the notes ran together, and again with the one that failed");
+}
+
+/// D52: the same without a worker; and a consumer with such a type needs a deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn d52_a_callers_own_loop_runs_calls_to_other_systems_alone() {
+    let fixture = Fixture::new();
+    let messages = vec![
+        message("charge-1", "ok").with_type("charge"),
+        message("note-1", "fail").with_type("note"),
+        message("charge-2", "ok").with_type("charge"),
+    ];
+    let decisions = charging(&fixture).decisions(messages).await.unwrap();
+    assert!(decisions[0].is_processed() && decisions[2].is_processed(), "{decisions:?}");
+    assert_eq!((fixture.script.runs_of("charge-1"), fixture.script.runs_of("charge-2")), (1, 1));
+    let router = Router::new().on_with(Effects::Outside, "charge", fixture.script.clone());
+    let refused = fixture.consumer().handler(router.around(next)).build().map(|_| ()).unwrap_err();
+    assert_eq!(refused.field, "handler_deadline");
+}
+
+async fn next(
+    next: Next<'_, MemoryStore>,
+    message: &Message,
+    tx: &mut Tx<'_, MemoryStore>,
+) -> Result<(), HandlerError> {
+    next.run(message, tx).await
 }

@@ -141,7 +141,7 @@ impl<S: Store> Router<S> {
     /// # async fn place<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
     /// # async fn call_the_provider(key: uuid::Uuid) -> Result<(), HandlerError> { Ok(()) }
     /// async fn charge<S: Store>(message: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-    ///     let key = message.derived_key("charge")?;
+    ///     let key = message.derived_key("charge");
     ///     call_the_provider(key).await
     /// }
     ///

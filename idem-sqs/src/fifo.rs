@@ -14,7 +14,7 @@ const HASHED: &str = "idem-sha256:";
 /// the key, so SQS drops repetitions within five minutes, and idem those that come later.
 ///
 /// ```
-/// use idem_sqs::{core::IdempotencyKey, deduplication_id};
+/// use idem_sqs::{idem_core::IdempotencyKey, deduplication_id};
 ///
 /// # fn main() -> Result<(), idem_sqs::idem_core::KeyError> {
 /// assert_eq!(deduplication_id(&IdempotencyKey::new("order-1")?), "order-1");
@@ -38,7 +38,7 @@ pub(crate) fn hashed(bytes: &[u8]) -> String {
 /// attribute `idempotencykey` and the deduplication id.
 ///
 /// ```
-/// # use idem_sqs::{aws_sdk_sqs::Client, core::IdempotencyKey, deduplicated};
+/// # use idem_sqs::{aws_sdk_sqs::Client, idem_core::IdempotencyKey, deduplicated};
 /// # fn send(client: &Client, key: &IdempotencyKey) {
 /// let send = deduplicated(client.send_message(), "customer-1", key).queue_url("…").message_body("{}");
 /// # }

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use idem_http::{Authenticated, HashSecret, Idempotency, IdempotentTx, core::BoxError};
+use idem_http::{Authenticated, HashSecret, Idempotency, IdempotentTx, idem_core::BoxError};
 use idem_sqlx::PostgresStore;
 use serde::{Deserialize, Serialize};
 use serde_json::json;

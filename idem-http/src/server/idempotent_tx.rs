@@ -123,7 +123,7 @@ impl<S: Store> IdempotentTx<S> {
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
     ///
     /// ```
-    /// # use idem_http::{IdempotentTx, TxError, core::{Event, Store}};
+    /// # use idem_http::{IdempotentTx, TxError, idem_core::{Event, Store}};
     /// # #[derive(serde::Serialize)]
     /// # struct Paid { cents: u64 }
     /// async fn pay<S: Store>(mut tx: IdempotentTx<S>) -> Result<&'static str, TxError> {
@@ -142,7 +142,7 @@ impl<S: Store> IdempotentTx<S> {
     /// is not kept, and the client is asked to send the request again. Without a note such a response is kept, whatever the error was.
     ///
     /// ```
-    /// # use idem_http::{IdempotentTx, TxError, core::{BoxError, store::Store}};
+    /// # use idem_http::{IdempotentTx, TxError, idem_core::{BoxError, store::Store}};
     /// # async fn insert<S: Store>(_: S::Connection<'_>) -> Result<(), BoxError> { Ok(()) }
     /// use axum::http::StatusCode;
     ///

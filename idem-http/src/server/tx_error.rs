@@ -17,7 +17,7 @@ use super::{error, problem::Problem};
 /// A handler can have an error type of its own instead: its response is treated by its status.
 ///
 /// ```
-/// # use idem_http::{IdempotentTx, TxError, core::store::Store};
+/// # use idem_http::{IdempotentTx, TxError, idem_core::store::Store};
 /// async fn pay<S: Store>(mut tx: IdempotentTx<S>, cents: String) -> Result<String, TxError> {
 ///     let cents: u32 = cents.parse()?;
 ///     let _connection = tx.connection(); // the store's own: run statements on it

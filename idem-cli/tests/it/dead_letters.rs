@@ -81,7 +81,7 @@ async fn w160_a_key_in_progress_is_told_and_not_forgotten_first() {
     assert!(shown.contains("The key is in progress") && !shown.contains("is handled"), "{shown}");
     assert!(looks("order-3").contains("is skipped as a duplicate"), "its record stands");
     let trail = fixture.trail().await;
-    let why = "the key of dead letter 1 cannot be forgotten first: the key is in progress";
+    let why = "the key \"order-1\" cannot be forgotten first: the key is in progress";
     tokio::task::block_in_place(|| fixture.idem("dead-letters replay 1 --forget-first --yes").refused(why));
     assert_eq!(fixture.trail().await, trail, "nothing was changed");
     sqlx::raw_sql("ROLLBACK").execute(&mut *unit).await.unwrap();

@@ -260,7 +260,7 @@ fn completions_need_no_database() {
 }
 
 /// J100: sqlx keeps the brackets of a URL's address.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn j100_the_command_reaches_a_database_by_its_ipv6_address() {
     let fixture = Fixture::new().await;
     let (_, server) = fixture.url.rsplit_once('@').unwrap();

@@ -172,7 +172,7 @@ pub async fn w138_a_question_leaves_nothing_behind<T: StoreUnderTest>(subject: &
     let limits = options(registered.run).busy_timeout(Duration::from_millis(500)).alone(true);
     let mut lane = Some(fixture.open().await);
     let mut is_free = async || {
-        let session = lane.take().expect("each question gives the lane back");
+        let session = lane.take().unwrap_or_else(|| panic!("each question gives the lane back"));
         let (session, is_free) = within("asking", fixture.store.is_free(session, limits, &asked)).await.unwrap();
         lane = session;
         is_free
@@ -203,7 +203,8 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
         assert_eq!(within("reading", unit.read(&claims)).await.unwrap(), [None]);
         let answer = within("claiming", unit.claim(&claims)).await;
         assert!(matches!(answer, Err(ClaimError::Held)), "{answer:?}");
-        let lane = within("rolling back", unit.rollback()).await.unwrap().expect("the lane survives");
+        let lane =
+            within("rolling back", unit.rollback()).await.unwrap().unwrap_or_else(|| panic!("the lane survives"));
         let mut unit = within("beginning again", fixture.store.begin(lane, options(registered.run))).await.unwrap();
         told.add();
         assert_eq!(within("claiming again", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);

@@ -387,7 +387,7 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
         } else {
             within("rolling back", unit.rollback()).await.unwrap()
         };
-        lane = session.expect("a unit that has ended gives the lane back");
+        lane = session.unwrap_or_else(|| panic!("a unit that has ended gives the lane back"));
     }
     let committed = ["order-0-0", "order-0-1", "order-2-0", "order-2-1", "order-4-0", "order-4-1"];
     assert_eq!(fixture.recorded().await, committed);

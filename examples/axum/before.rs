@@ -1,5 +1,7 @@
 //! Orders of shops over HTTP, with the application's own state, pool, login and errors.
 
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "its terminal is its log")]
+
 use axum::{
     Json, Router,
     extract::{FromRequestParts, Path, State},
@@ -90,6 +92,7 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "sqlx's own way to begin, as applications have it")]
 async fn create(
     State(app): State<App>,
     caller: Caller,

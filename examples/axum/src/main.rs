@@ -1,5 +1,7 @@
 //! Orders of shops over HTTP, with the application's own state, pool, login and errors. A repeated request makes no second order.
 
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "its terminal is its log")]
+
 use axum::{
     Json, Router,
     extract::{FromRequestParts, Path, State},

@@ -35,10 +35,14 @@ impl Authenticated {
 /// Identifies the sender of a request; `None` for an unknown one.
 pub(crate) enum TenantFn {
     /// From the request alone.
-    AtOnce(Box<dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync>),
+    AtOnce(Box<AtOnceFn>),
     /// With the application's state.
-    Asks(Box<dyn for<'p> Fn(&'p mut Parts) -> Asking<'p> + Send + Sync>),
+    Asks(Box<AsksFn>),
 }
+
+type AtOnceFn = dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync;
+
+type AsksFn = dyn for<'p> Fn(&'p mut Parts) -> Asking<'p> + Send + Sync;
 
 type Asking<'p> = Pin<Box<dyn Future<Output = Result<Option<Authenticated>, BoxError>> + Send + 'p>>;
 

@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     Begun, Effects, ErrorClass, HandlerError, Message, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
-    WorkError, results::ResultKeys,
+    Whereabouts, WorkError, results::ResultKeys,
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
 
@@ -363,6 +363,30 @@ mod step_by_step {
             let again = payments.once("order-1", "order-1").await.unwrap();
             assert_eq!(matches!(again, Begun::Known(_)), is_kept);
         }
+    }
+
+    /// An operation whose transaction something else holds is not committed, and ends when that comes back.
+    #[tokio::test]
+    async fn a_lent_operation_is_not_finished() {
+        let store = Arc::new(MemoryStore::new());
+        let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+        let payments = builder.lanes(1).build().unwrap();
+        let run = first(&payments, "order-1").await;
+        let lender = run.lender();
+        let mut lent = lender.lend().unwrap();
+        assert_eq!(lender.lend().unwrap_err(), Whereabouts::Lent);
+        let Err(RunOnceError::Failed(failure)) = run.finish(ResultBody::new("paid")).await else {
+            panic!("it is done")
+        };
+        assert_eq!(failure.class, ErrorClass::Permanent, "{failure}");
+        lent.connection().append("payments", "late", "").await.unwrap();
+        drop(lent);
+        // On the only connection.
+        let mut again = first(&payments, "order-1").await;
+        assert_eq!(lender.lend().unwrap_err(), Whereabouts::Ended);
+        write(&mut again, "one").await;
+        again.finish(ResultBody::new("paid")).await.unwrap();
+        assert_eq!(store.rows("payments").len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -51,7 +51,7 @@ pub struct AmqpPublisher {
 }
 
 impl AmqpPublisher {
-    /// A publisher to `queue` on the broker of `options`. [`AmqpOptions::needs`] has a start look for the queue.
+    /// A publisher to `queue` on the broker of `options`. [`AmqpOptions::require_queue`] has a start look for the queue.
     ///
     /// # Errors
     /// [`ConfigError`] where the queue's name or a setting is refused.

@@ -66,7 +66,7 @@ impl Source for AmqpSource {
     }
 
     /// # Errors
-    /// [`SourceError::Refused`] for a queue that is [needed](crate::AmqpOptions::needs) or a vhost that does not exist, rights that are missing, a broker that does not
+    /// [`SourceError::Refused`] for a queue that is [required](crate::AmqpOptions::require_queue) or a vhost that does not exist, rights that are missing, a broker that does not
     /// let this user in, and, where there is a [management URL](crate::AmqpOptions::management_url), for a queue that may
     /// lose messages.
     ///

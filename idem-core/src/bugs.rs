@@ -108,12 +108,16 @@ pub enum Bug {
     DerivesByPlace,
     /// A lane waits for a while before it takes fewer messages than make a batch.
     WaitsForFullBatches,
+    /// A message is acknowledged before its row in the inbox is committed (N2).
+    AcknowledgesBeforeInbox,
+    /// The inbox is read on from the last number, and rows that were committed late are never seen (N14).
+    ReadsInboxByNumber,
 }
 
 #[cfg(idem_bugs)]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 53] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -165,6 +169,8 @@ impl Bug {
         Self::MakesKeysUp,
         Self::DerivesByPlace,
         Self::WaitsForFullBatches,
+        Self::AcknowledgesBeforeInbox,
+        Self::ReadsInboxByNumber,
     ];
 }
 

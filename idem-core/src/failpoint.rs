@@ -66,6 +66,18 @@ points! {
 /// The work of a call was refused for good: it is rolled back, and its outcome is not kept yet. No message of a handler passes it.
 pub const REFUSED: &str = "refused";
 
+/// Received messages are committed rows of an inbox, and are not acknowledged yet.
+pub const INBOX_WRITTEN: &str = "inbox_written";
+
+/// Rows of an inbox are read, and are not handed over yet.
+pub const INBOX_READ: &str = "inbox_read";
+
+/// Processed rows are removed from an inbox.
+pub const INBOX_REMOVED: &str = "inbox_removed";
+
+/// Those that an inbox passes, and no consumer without one. They are not among [`ALL`].
+pub const OF_AN_INBOX: [&str; 3] = [INBOX_WRITTEN, INBOX_READ, INBOX_REMOVED];
+
 /// Those that a relay passes, and no consumer without one.
 pub const OF_A_RELAY: [&str; 3] = [RELAY_TAKEN, RELAY_CONFIRMED, RELAY_SETTLED];
 

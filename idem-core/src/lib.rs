@@ -20,6 +20,7 @@ pub mod failpoint;
 mod handler;
 mod handler_error;
 mod hash;
+pub mod inbox;
 mod json;
 pub mod key;
 mod message;

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Ticket(());
 
-/// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter, an audited conflict. Not `Clone`, and
+/// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter, an audited conflict, a committed row of an inbox. Not `Clone`, and
 /// only the engine makes one, so acknowledging without proof does not compile:
 ///
 /// ```compile_fail
@@ -40,6 +40,11 @@ impl Durable {
 
     /// The dead letter is stored and, where a publisher is given, confirmed.
     pub(crate) fn dead_lettered() -> Self {
+        Self(())
+    }
+
+    /// The message is a committed row of its consumer's inbox, which hands it over as its broker would.
+    pub(crate) fn in_inbox() -> Self {
         Self(())
     }
 

@@ -15,6 +15,7 @@
 //! | compare a start with the binding of its name | [`Binding`](idem_core::store::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
 //! | write events and answers in a unit, and be the outbox | [`EventColumns`], [`ResultColumns`], [`SqlOutbox`] |
+//! | be the inbox | [`SqlInbox`] |
 //! | remove expired rows | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
@@ -53,6 +54,7 @@ pub use crate::{
         driver::{BookkeepingDriver, Parameter, PostgresDriver, refuse_fenced, refused_login},
         headers::{decode_headers, encode_headers},
         host::host_name,
+        inbox::SqlInbox,
         limit::StatementLimit,
         migrator::{MigrateError, MigrationConnection, Migrator},
         outbox::{
@@ -68,6 +70,7 @@ pub use crate::{
         bookkeeping::BookkeepingStatements,
         cleanup::cleanup_script,
         dialect::Dialect,
+        inbox::InboxStatements,
         key_id::{ClaimedId, KEY_ID_VECTORS, key_id},
         migrations::{Migration, MigrationStatements, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS, postgres_roles},
         name::{SchemaName, SchemaNameError},

@@ -313,6 +313,8 @@ pub(crate) fn typed<'p>(parameter: &'p idem_sql::Parameter<'_>) -> Parameter<'p>
         idem_sql::Parameter::Uuid(id) => (id, Type::UUID),
         idem_sql::Parameter::Int8s(numbers) => (numbers, Type::INT8_ARRAY),
         idem_sql::Parameter::Texts(texts) => (texts, Type::TEXT_ARRAY),
+        idem_sql::Parameter::OptionalTexts(texts) => (texts, Type::TEXT_ARRAY),
+        idem_sql::Parameter::OptionalBytes(values) => (values, Type::BYTEA_ARRAY),
     }
 }
 

@@ -11,6 +11,7 @@ mod claim;
 mod connection;
 mod driver;
 mod error;
+mod inbox;
 mod link;
 mod migrate;
 mod options;

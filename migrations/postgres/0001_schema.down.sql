@@ -1,6 +1,6 @@
 -- Drops the schema's tables and functions, but never what somebody still needs: without its records, every message that a broker delivers
 -- again takes effect a second time. The locks come first, so that no worker inserts between the check and the drop.
-LOCK TABLE {schema}.processed_messages, {schema}.forgotten, {schema}.outbox, {schema}.dead_letters IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE {schema}.processed_messages, {schema}.forgotten, {schema}.outbox, {schema}.inbox, {schema}.dead_letters IN ACCESS EXCLUSIVE MODE;
 
 DO $idem$
 DECLARE
@@ -16,6 +16,9 @@ BEGIN
     ELSIF EXISTS (SELECT FROM {schema}.outbox) THEN
         held := 'outbox holds events that were not published';
         fix := 'Let a relay publish them, or remove them with idem outbox skip';
+    ELSIF EXISTS (SELECT FROM {schema}.inbox) THEN
+        held := 'inbox holds messages that were acknowledged and not processed';
+        fix := 'Let the workers of its consumer process them';
     ELSIF EXISTS (SELECT FROM {schema}.dead_letters WHERE replayed_at IS NULL) THEN
         held := 'dead_letters holds messages that were not handled';
         fix := 'Replay or drop them with idem dead-letters';
@@ -29,10 +32,18 @@ BEGIN
 END
 $idem$;
 
+DROP VIEW {schema}.inbox_messages;
 DROP VIEW {schema}.dead_letters_view;
 DROP VIEW {schema}.audit_view;
 DROP FUNCTION {schema}.sequences_behind;
 DROP FUNCTION {schema}.remove_expired;
+DROP FUNCTION {schema}.as_json;
+DROP FUNCTION {schema}.count_messages;
+DROP FUNCTION {schema}.remove_messages;
+DROP FUNCTION {schema}.next_messages;
+DROP FUNCTION {schema}.release_slots;
+DROP FUNCTION {schema}.hold_slots;
+DROP FUNCTION {schema}.open_inbox;
 DROP FUNCTION {schema}.read_results;
 DROP FUNCTION {schema}.skip_events;
 DROP FUNCTION {schema}.raise_pending;
@@ -51,6 +62,8 @@ DROP FUNCTION {schema}.keep_payload;
 DROP FUNCTION {schema}.read_records;
 DROP FUNCTION {schema}.key_id;
 DROP TABLE {schema}.processed_results;
+DROP TABLE {schema}.inbox;
+DROP TABLE {schema}.inbox_slots;
 DROP TABLE {schema}.outbox;
 DROP TABLE {schema}.outbox_destinations;
 DROP TABLE {schema}.forgotten;

@@ -993,6 +993,284 @@ BEGIN
 END
 $idem$;
 
+-- Messages in
+
+-- In the order of receiving, but not of the commits: a lower number may be committed later.
+CREATE SEQUENCE {schema}.inbox_numbers AS bigint;
+
+-- Messages that were acknowledged to their broker and are not processed yet. Nothing marks a row as processed: the record of its key
+-- says so, and the row is deleted after the record's commit. A row is inserted and deleted, never updated.
+CREATE TABLE {schema}.inbox (
+    number          bigint      NOT NULL DEFAULT nextval('{schema}.inbox_numbers'),
+    received_at     timestamptz NOT NULL DEFAULT now(),
+    -- When the broker took the message in, where it says so.
+    sent_at         timestamptz,
+    -- The scope of the consumer's name without a tenant. Processing finds the tenant in the message.
+    consumer        int         NOT NULL,
+    slot            smallint    NOT NULL,
+    origin          text        COLLATE "C" NOT NULL,
+    -- For people and the view, as far as the receiver found it. Processing finds the key in the message.
+    idempotency_key text        COLLATE "C",
+    message_id      text        COLLATE "C",
+    message_type    text        COLLATE "C",
+    -- Why the message cannot be parsed, where its source found that.
+    problem         text        COLLATE "C",
+    record_key      bytea,
+    ordering_key    bytea,
+    -- json keeps repeated names and any escape.
+    headers         json,
+    payload         bytea,
+    CONSTRAINT inbox_pkey PRIMARY KEY (consumer, slot, number),
+    CONSTRAINT inbox_number CHECK (number BETWEEN 1 AND 4611686018427387903)
+) WITH (
+    fillfactor = 100,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+ALTER SEQUENCE {schema}.inbox_numbers OWNED BY {schema}.inbox.number;
+
+-- The slots of each inbox. A row's slot is a hash of its ordering key, and one worker at a time has a slot by a lease, so that one worker
+-- at a time reads the rows of a key.
+CREATE TABLE {schema}.inbox_slots (
+    consumer     int         NOT NULL,
+    slot         smallint    NOT NULL,
+    -- Raised by each new holder.
+    epoch        bigint      NOT NULL DEFAULT 0,
+    held_by      text        COLLATE "C",
+    held_until   timestamptz,
+    -- The login of the holder, by the server. No other one may remove the slot's rows.
+    held_login   text        COLLATE "C",
+    -- The member that waits for it, which has at least two slots fewer.
+    wanted_by    text        COLLATE "C",
+    wanted_until timestamptz,
+    CONSTRAINT inbox_slots_pkey PRIMARY KEY (consumer, slot),
+    CONSTRAINT inbox_slots_slot CHECK (slot BETWEEN 0 AND 1023),
+    -- A lease without an end would never run out.
+    CONSTRAINT inbox_slots_lease CHECK ((held_by IS NULL) = (held_until IS NULL))
+) WITH (fillfactor = 50);
+
+-- Makes the slots of an inbox, unless it has some, and returns how many it has: their number never changes, because the order of a key
+-- rests on it.
+CREATE FUNCTION {schema}.open_inbox(of_consumer int, slots_wanted int) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    -- Two receivers may start at once, with different settings.
+    PERFORM FROM {schema}.consumers AS c WHERE c.id = of_consumer FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = '23503', MESSAGE = 'the consumer of this inbox is not registered';
+    END IF;
+    IF NOT EXISTS (SELECT FROM {schema}.inbox_slots AS s WHERE s.consumer = of_consumer) THEN
+        INSERT INTO {schema}.inbox_slots (consumer, slot) SELECT of_consumer, n FROM generate_series(0, slots_wanted - 1) AS n;
+    END IF;
+    RETURN (SELECT count(*) FROM {schema}.inbox_slots AS s WHERE s.consumer = of_consumer);
+END
+$idem$;
+
+-- Renews the leases of a holder, and gives it free slots where it takes more. Slots that another member waits for are not free. A member
+-- that has at least two slots fewer than another one waits for a slot of the one with the most: one at a time, so that slots move one by
+-- one. With the rights of the table's owner: a worker changes a slot in this way only. The name of a holder is no proof, so a lease is
+-- renewed by the login that has it.
+CREATE FUNCTION {schema}.hold_slots(of_consumer int, holder text, lease_for bigint, takes boolean)
+    RETURNS TABLE (slot int, epoch bigint, is_wanted boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET jit = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+DECLARE
+    moment timestamptz;
+    until timestamptz;
+    mine bigint;
+BEGIN
+    -- All members lock in this order.
+    PERFORM FROM {schema}.inbox_slots AS s WHERE s.consumer = of_consumer ORDER BY s.slot FOR NO KEY UPDATE;
+    moment := clock_timestamp();
+    until := moment + lease_for::float8 * interval '1 microsecond';
+    UPDATE {schema}.inbox_slots AS s SET held_until = until
+    WHERE s.consumer = of_consumer AND s.held_by = holder AND s.held_login = session_user;
+    IF takes THEN
+        -- A lease that ends in more than two minutes was given by a clock that was ahead.
+        UPDATE {schema}.inbox_slots AS s
+        SET held_by = holder, held_until = until, held_login = session_user, epoch = s.epoch + 1, wanted_by = NULL, wanted_until = NULL
+        WHERE s.consumer = of_consumer AND (s.held_until IS NULL OR s.held_until <= moment OR s.held_until > moment + interval '2 minutes')
+            AND (s.held_by IS DISTINCT FROM holder OR s.held_login <> session_user)
+            AND (s.wanted_until IS NULL OR s.wanted_until <= moment OR s.wanted_by = holder);
+        SELECT count(*) FROM {schema}.inbox_slots AS s
+        WHERE s.consumer = of_consumer AND s.held_by = holder AND s.held_login = session_user INTO mine;
+        UPDATE {schema}.inbox_slots AS s SET wanted_by = holder, wanted_until = moment + interval '5 seconds'
+        WHERE s.consumer = of_consumer AND s.slot = coalesce(
+            (SELECT w.slot FROM {schema}.inbox_slots AS w
+            WHERE w.consumer = of_consumer AND w.wanted_by = holder AND w.wanted_until > moment
+                AND (SELECT count(*) FROM {schema}.inbox_slots AS o WHERE o.consumer = of_consumer AND o.held_by = w.held_by) > mine + 1
+            ORDER BY w.slot LIMIT 1),
+            (SELECT w.slot FROM {schema}.inbox_slots AS w
+            JOIN (SELECT o.held_by, count(*) AS slots FROM {schema}.inbox_slots AS o
+                WHERE o.consumer = of_consumer AND o.held_until > moment GROUP BY o.held_by) AS members ON members.held_by = w.held_by
+            WHERE w.consumer = of_consumer AND members.slots > mine + 1 AND w.held_by <> holder
+                AND (w.wanted_until IS NULL OR w.wanted_until <= moment)
+            ORDER BY members.slots DESC, w.slot LIMIT 1));
+    END IF;
+    RETURN QUERY SELECT s.slot::int, s.epoch, coalesce(s.wanted_by <> holder AND s.wanted_until > moment, false)
+    FROM {schema}.inbox_slots AS s
+    WHERE s.consumer = of_consumer AND s.held_by = holder AND s.held_login = session_user ORDER BY s.slot;
+END
+$idem$;
+
+-- Ends leases of this holder.
+CREATE FUNCTION {schema}.release_slots(of_consumer int, holder text, slots bigint[], epochs bigint[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    released bigint;
+BEGIN
+    PERFORM FROM {schema}.inbox_slots AS s WHERE s.consumer = of_consumer ORDER BY s.slot FOR NO KEY UPDATE;
+    UPDATE {schema}.inbox_slots AS s SET held_by = NULL, held_until = NULL, held_login = NULL
+    FROM unnest(slots, epochs) AS m (slot, epoch)
+    WHERE s.consumer = of_consumer AND s.slot = m.slot AND s.epoch = m.epoch AND s.held_by = holder AND s.held_login = session_user;
+    GET DIAGNOSTICS released = ROW_COUNT;
+    RETURN released;
+END
+$idem$;
+
+-- The next rows of slots, each behind a number of its own, without those of a slot whose epoch is over. It is a function for the reasons
+-- of next_events: a plan that is cached while the table is tiny reads all of it, and compiling a plan takes longer than running it.
+-- Payloads are fetched for the rows alone that are returned.
+CREATE FUNCTION {schema}.next_messages(of_consumer int, slots bigint[], epochs bigint[], cursors bigint[], but bigint[], each_max bigint,
+        rows_max bigint, bytes_max bigint)
+    RETURNS TABLE (slot int, number bigint, received_at bigint, sent_at bigint, origin text, message_id text, message_type text,
+        problem text, record_key bytea, ordering_key bytea, headers text, payload bytea)
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT s.slot, m.cursor FROM unnest(slots, epochs, cursors) AS m (slot, epoch, cursor)
+        CROSS JOIN LATERAL (SELECT s.slot FROM {schema}.inbox_slots AS s
+            WHERE s.consumer = of_consumer AND s.slot = m.slot::int2 AND s.epoch = m.epoch AND s.held_by IS NOT NULL) AS s
+    ), found AS MATERIALIZED (
+        SELECT f.place, f.number, f.bytes FROM held AS h CROSS JOIN LATERAL (
+            SELECT i.ctid AS place, i.number, coalesce(octet_length(i.payload), 0) + coalesce(octet_length(i.headers::text), 0) AS bytes
+            FROM {schema}.inbox AS i
+            WHERE i.consumer = of_consumer AND i.slot = h.slot AND i.number > h.cursor AND i.number <> ALL (but)
+            ORDER BY i.consumer, i.slot, i.number LIMIT each_max) AS f
+    ), measured AS (
+        SELECT f.place, f.number, count(*) OVER up_to_it AS rows, sum(f.bytes) OVER up_to_it AS bytes_so_far
+        FROM found AS f WINDOW up_to_it AS (ORDER BY f.number, f.place)
+    )
+    SELECT i.slot::int, i.number, (extract(epoch FROM i.received_at) * 1000000)::bigint, (extract(epoch FROM i.sent_at) * 1000000)::bigint,
+        i.origin, i.message_id, i.message_type, i.problem, i.record_key, i.ordering_key, i.headers::text, i.payload
+    FROM measured AS m JOIN {schema}.inbox AS i ON i.ctid = m.place
+    WHERE m.rows <= rows_max AND (m.bytes_so_far <= bytes_max OR m.rows = 1)
+    ORDER BY m.number, m.place;
+END
+$idem$;
+
+-- Removes processed rows of slots that the caller's login holds under these epochs, and returns which of the slots those are. A number
+-- names a row only as long as nothing is lost: a server that takes over without the last commits draws those numbers again. So a row is
+-- named by the time of its transaction too.
+CREATE FUNCTION {schema}.remove_messages(of_consumer int, holder text, slots bigint[], epochs bigint[], numbers bigint[], times bigint[])
+    RETURNS TABLE (slot int, epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+DECLARE
+    held bigint[];
+BEGIN
+    SELECT array_agg(s.slot::bigint) FROM (SELECT DISTINCT u.slot, u.epoch FROM unnest(slots, epochs) AS u (slot, epoch)) AS m
+    CROSS JOIN LATERAL (SELECT h.slot FROM {schema}.inbox_slots AS h
+        WHERE h.consumer = of_consumer AND h.slot = m.slot::int2 AND h.epoch = m.epoch AND h.held_by = holder
+            AND h.held_login = session_user) AS s
+    INTO held;
+    DELETE FROM {schema}.inbox AS i WHERE i.ctid = ANY (ARRAY(
+        SELECT f.place FROM unnest(slots, numbers, times) AS m (slot, number, time) CROSS JOIN LATERAL (
+            SELECT r.ctid AS place FROM {schema}.inbox AS r
+            WHERE r.consumer = of_consumer AND r.slot = m.slot::int2 AND r.number = m.number
+                AND (extract(epoch FROM r.received_at) * 1000000)::bigint = m.time
+            ORDER BY r.consumer, r.slot, r.number LIMIT 1) AS f
+        WHERE m.slot = ANY (held)));
+    RETURN QUERY SELECT DISTINCT u.slot::int, u.epoch FROM unnest(slots, epochs) AS u (slot, epoch) WHERE u.slot = ANY (held);
+END
+$idem$;
+
+-- How many rows wait, without these, counted up to a number, the oldest of them, and how many slots no worker holds.
+CREATE FUNCTION {schema}.count_messages(of_consumer int, but bigint[], enough bigint, OUT messages bigint, OUT oldest timestamptz,
+        OUT free_slots bigint)
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+BEGIN
+    SELECT count(*) FROM (SELECT FROM {schema}.inbox AS i WHERE i.consumer = of_consumer AND i.number <> ALL (but)
+        ORDER BY i.consumer, i.slot, i.number LIMIT enough) AS f INTO messages;
+    SELECT min(f.received_at) FROM {schema}.inbox_slots AS s CROSS JOIN LATERAL (
+        SELECT i.received_at FROM {schema}.inbox AS i WHERE i.consumer = of_consumer AND i.slot = s.slot AND i.number <> ALL (but)
+        ORDER BY i.consumer, i.slot, i.number LIMIT 1) AS f
+    WHERE s.consumer = of_consumer INTO oldest;
+    SELECT count(*) FROM {schema}.inbox_slots AS s
+    WHERE s.consumer = of_consumer AND (s.held_until IS NULL OR s.held_until <= clock_timestamp()) INTO free_slots;
+END
+$idem$;
+
+-- A payload as JSON; NULL where it is none, or none that the type can hold.
+CREATE FUNCTION {schema}.as_json(payload bytea) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE STRICT
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN convert_from(payload, 'UTF8')::jsonb;
+EXCEPTION WHEN OTHERS THEN
+    RETURN NULL;
+END
+$idem$;
+
+-- The messages of the consumers that have an inbox, for people and their queries: those that wait, and those that are dead letters. A
+-- processed one is in it until its row is removed, shortly after its commit. The time of its record is that of its effect.
+CREATE VIEW {schema}.inbox_messages AS
+    SELECT {schema}.key_id(coalesce(i.idempotency_key, i.origin)) AS id, left(coalesce(nullif(c.bound_to, ''), c.name), 100)::varchar(100) AS source,
+        left(coalesce(i.message_type, ''), 100)::varchar(100) AS event_type, {schema}.as_json(i.payload) AS payload, i.received_at,
+        (SELECT p.processed_at FROM {schema}.consumers AS t JOIN {schema}.processed_messages AS p
+            ON p.consumer = t.id AND p.key_id = {schema}.key_id(i.idempotency_key)
+            WHERE t.name = c.name ORDER BY p.processed_at LIMIT 1) AS processed_at,
+        NULL::text COLLATE "C" AS error,
+        coalesce((SELECT max(a.attempts) FROM {schema}.consumers AS t JOIN {schema}.message_attempts AS a
+            ON a.consumer = t.id AND a.key_id = {schema}.key_id(i.idempotency_key) WHERE t.name = c.name), 0) AS retry_count
+    FROM {schema}.inbox AS i JOIN {schema}.consumers AS c ON c.id = i.consumer
+    UNION ALL
+    SELECT coalesce(d.key_id, {schema}.key_id(d.origin)), left(coalesce(nullif(c.bound_to, ''), c.name), 100)::varchar(100),
+        left(coalesce(d.message_type, ''), 100)::varchar(100), {schema}.as_json(d.payload), d.first_at, NULL::timestamptz, d.error, d.attempts
+    FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+    WHERE d.replayed_at IS NULL AND EXISTS (SELECT FROM {schema}.consumers AS t JOIN {schema}.inbox_slots AS s ON s.consumer = t.id
+        WHERE t.name = c.name);
+
 -- Cleanup
 
 -- Removes rows of a table that have expired, and no others, with the rights of its owner: a login for cleanup may run it,
@@ -1123,7 +1401,9 @@ BEGIN
         ('outbox_destinations', 'id', '{schema}.outbox_destinations AS t WHERE t.id >= $1 AND t.id < 1073741824'),
         ('outbox', 'number', '{schema}.outbox_destinations AS d CROSS JOIN LATERAL ('
             'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state = 0 AND o.number >= $1 UNION ALL '
-            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state <> 0 AND o.number >= $1) AS t (number)')
+            'SELECT max(o.number) FROM {schema}.outbox AS o WHERE o.destination = d.id AND o.state <> 0 AND o.number >= $1) AS t (number)'),
+        ('inbox', 'number', '{schema}.inbox_slots AS s CROSS JOIN LATERAL ('
+            'SELECT max(i.number) FROM {schema}.inbox AS i WHERE i.consumer = s.consumer AND i.slot = s.slot AND i.number >= $1) AS t (number)')
     ) AS asked LOOP
         sequence_name := pg_get_serial_sequence('{schema}.' || table_name, drawn);
         EXECUTE 'SELECT s.last_value + s.is_called::int FROM ' || sequence_name || ' AS s' INTO next_value;
@@ -1142,4 +1422,7 @@ REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.remove_exp
     bigint[]), {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json),
     {schema}.retry_events(bigint[], text[], boolean), {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[],
     text[]), {schema}.read_results(int[], uuid[]), {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz),
-    {schema}.count_events(int, text), {schema}.sequences_behind() FROM PUBLIC;
+    {schema}.count_events(int, text), {schema}.open_inbox(int, int), {schema}.hold_slots(int, text, bigint, boolean),
+    {schema}.release_slots(int, text, bigint[], bigint[]), {schema}.next_messages(int, bigint[], bigint[], bigint[], bigint[], bigint, bigint,
+    bigint), {schema}.remove_messages(int, text, bigint[], bigint[], bigint[], bigint[]), {schema}.count_messages(int, bigint[], bigint),
+    {schema}.as_json(bytea), {schema}.sequences_behind() FROM PUBLIC;

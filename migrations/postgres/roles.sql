@@ -42,9 +42,12 @@ ALTER TABLE {schema}.controls OWNER TO idem_migrator;
 ALTER TABLE {schema}.forgotten OWNER TO idem_migrator;
 ALTER TABLE {schema}.outbox_destinations OWNER TO idem_migrator;
 ALTER TABLE {schema}.outbox OWNER TO idem_migrator;
+ALTER TABLE {schema}.inbox OWNER TO idem_migrator;
+ALTER TABLE {schema}.inbox_slots OWNER TO idem_migrator;
 ALTER TABLE {schema}.processed_results OWNER TO idem_migrator;
 ALTER VIEW {schema}.audit_view OWNER TO idem_migrator;
 ALTER VIEW {schema}.dead_letters_view OWNER TO idem_migrator;
+ALTER VIEW {schema}.inbox_messages OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.key_id(text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_records(int[], uuid[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
@@ -66,6 +69,13 @@ ALTER FUNCTION {schema}.retry_events(bigint[], text[], boolean) OWNER TO idem_mi
 ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.skip_events(bigint[], text[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_results(int[], uuid[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.open_inbox(int, int) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.hold_slots(int, text, bigint, boolean) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.release_slots(int, text, bigint[], bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.next_messages(int, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.remove_messages(int, text, bigint[], bigint[], bigint[], bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.count_messages(int, bigint[], bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.as_json(bytea) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.sequences_behind() OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
@@ -94,6 +104,12 @@ GRANT SELECT, INSERT (number, destination, consumer, key_id, event_key, ordering
     ON {schema}.outbox TO idem_worker;
 GRANT SELECT, INSERT (id, name, id_form) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
+-- A message in the inbox stays as it was inserted, and its number is the server's. Functions of the owner's lease slots and remove what is
+-- processed.
+GRANT SELECT, INSERT (consumer, slot, sent_at, origin, idempotency_key, message_id, message_type, problem, record_key, ordering_key, headers,
+    payload) ON {schema}.inbox TO idem_worker;
+GRANT SELECT ON {schema}.inbox_slots, {schema}.inbox_messages TO idem_worker;
+GRANT USAGE ON SEQUENCE {schema}.inbox_numbers TO idem_worker;
 -- An answer that outlived its record is replaced, and a trigger refuses to change any other.
 GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_with, stored_at, answer_until, reference)
     ON {schema}.processed_results TO idem_worker;
@@ -102,7 +118,11 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
     {schema}.keep_payload(bigint, bytea), {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
     {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
-    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind() TO idem_worker;
+    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind(),
+    {schema}.open_inbox(int, int), {schema}.hold_slots(int, text, bigint, boolean), {schema}.release_slots(int, text, bigint[], bigint[]),
+    {schema}.next_messages(int, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint),
+    {schema}.remove_messages(int, text, bigint[], bigint[], bigint[], bigint[]), {schema}.count_messages(int, bigint[], bigint),
+    {schema}.as_json(bytea) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

@@ -10,14 +10,20 @@ CREATE TEMP TABLE "{schema}_refusal" (
     events INTEGER NOT NULL
         CONSTRAINT "{schema}_outbox holds events that were not published, so the schema is not dropped: let a relay publish them, or remove them with idem outbox skip, and run this migration again"
         CHECK (events = 0),
+    received INTEGER NOT NULL
+        CONSTRAINT "{schema}_inbox holds messages that were acknowledged and not processed, so the schema is not dropped: let the workers of its consumer process them, and run this migration again"
+        CHECK (received = 0),
     letters INTEGER NOT NULL
         CONSTRAINT "{schema}_dead_letters holds messages that were not handled, so the schema is not dropped: replay or drop them with idem dead-letters, and run this migration again"
         CHECK (letters = 0)
 );
 INSERT INTO "{schema}_refusal" SELECT EXISTS (SELECT 1 FROM "{schema}_processed_messages"), EXISTS (SELECT 1 FROM "{schema}_forgotten"),
-    EXISTS (SELECT 1 FROM "{schema}_outbox"), EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE replayed_at IS NULL);
+    EXISTS (SELECT 1 FROM "{schema}_outbox"), EXISTS (SELECT 1 FROM "{schema}_inbox"), EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE replayed_at IS NULL);
 DROP TABLE "{schema}_refusal";
 
+DROP VIEW "{schema}_inbox_messages";
+DROP TABLE "{schema}_inbox";
+DROP TABLE "{schema}_inbox_slots";
 DROP TABLE "{schema}_processed_results";
 DROP TABLE "{schema}_outbox";
 DROP TABLE "{schema}_outbox_destinations";

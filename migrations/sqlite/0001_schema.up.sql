@@ -237,3 +237,60 @@ CREATE TABLE "{schema}_processed_results" (
 
 CREATE INDEX "{schema}_idx_processed_results_answer_until" ON "{schema}_processed_results" (answer_until)
     WHERE answer_until IS NOT NULL;
+
+-- Messages that were acknowledged to their broker and are not processed yet. Nothing marks a row as processed: the record of its key
+-- says so, and the row is deleted after the record's commit. AUTOINCREMENT, so that a number names one message forever.
+CREATE TABLE "{schema}_inbox" (
+    number          INTEGER PRIMARY KEY AUTOINCREMENT,
+    -- The scope of the consumer's name without a tenant. Processing finds the tenant in the message.
+    consumer        INTEGER NOT NULL,
+    slot            INTEGER NOT NULL,
+    received_at     INTEGER NOT NULL,
+    -- When the broker took the message in, where it says so.
+    sent_at         INTEGER,
+    origin          TEXT    NOT NULL,
+    -- For people and the view, as far as the receiver found it. Processing finds the key in the message.
+    key_id          BLOB,
+    idempotency_key TEXT,
+    message_id      TEXT,
+    message_type    TEXT,
+    -- Why the message cannot be parsed, where its source found that.
+    problem         TEXT,
+    record_key      BLOB,
+    ordering_key    BLOB,
+    headers         TEXT,
+    payload         BLOB
+) STRICT;
+
+CREATE INDEX "{schema}_idx_inbox_consumer" ON "{schema}_inbox" (consumer);
+
+-- The slots of each inbox. A row's slot is a hash of its ordering key, and one worker at a time has a slot by a lease.
+CREATE TABLE "{schema}_inbox_slots" (
+    consumer     INTEGER NOT NULL,
+    slot         INTEGER NOT NULL,
+    -- Raised by each new holder.
+    epoch        INTEGER NOT NULL DEFAULT 0,
+    held_by      TEXT,
+    held_until   INTEGER,
+    -- The member that waits for it, which has at least two slots fewer.
+    wanted_by    TEXT,
+    wanted_until INTEGER,
+    PRIMARY KEY (consumer, slot)
+) STRICT;
+
+-- The messages of the consumers that have an inbox, for people: those that wait, and those that are dead letters.
+CREATE VIEW "{schema}_inbox_messages" AS
+    SELECT i.key_id AS id, coalesce(nullif(c.bound_to, ''), c.name) AS source, ifnull(i.message_type, '') AS event_type,
+        iif(json_valid(CAST(i.payload AS TEXT)), json(CAST(i.payload AS TEXT)), NULL) AS payload, i.received_at,
+        (SELECT min(p.processed_at) FROM "{schema}_consumers" AS t JOIN "{schema}_processed_messages" AS p
+            ON p.consumer = t.id AND p.key_id = i.key_id WHERE t.name = c.name) AS processed_at,
+        NULL AS error,
+        ifnull((SELECT max(a.attempts) FROM "{schema}_consumers" AS t JOIN "{schema}_message_attempts" AS a
+            ON a.consumer = t.id AND a.key_id = i.key_id WHERE t.name = c.name), 0) AS retry_count
+    FROM "{schema}_inbox" AS i JOIN "{schema}_consumers" AS c ON c.id = i.consumer
+    UNION ALL
+    SELECT d.key_id, coalesce(nullif(c.bound_to, ''), c.name), ifnull(d.message_type, ''),
+        iif(json_valid(CAST(d.payload AS TEXT)), json(CAST(d.payload AS TEXT)), NULL), d.first_at, NULL, d.error, d.attempts
+    FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+    WHERE d.replayed_at IS NULL AND EXISTS (SELECT 1 FROM "{schema}_consumers" AS t JOIN "{schema}_inbox_slots" AS s ON s.consumer = t.id
+        WHERE t.name = c.name);

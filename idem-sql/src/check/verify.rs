@@ -77,15 +77,20 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 22] = [
+const FUNCTIONS: [&str; 29] = [
+    "as_json(bytea)",
     "count_events(integer, text)",
+    "count_messages(integer, bigint[], bigint)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
+    "hold_slots(integer, text, bigint, boolean)",
     "key_id(text)",
     "lease_destination(integer, text, bigint, bigint, text, bigint, boolean)",
     "let_followers_go(integer, bytea[])",
     "mark_behind(integer, bigint[])",
     "next_events(integer, bigint, bigint)",
+    "next_messages(integer, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint)",
+    "open_inbox(integer, integer)",
     "raise_pending(integer, text, bigint)",
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",
@@ -94,7 +99,9 @@ const FUNCTIONS: [&str; 22] = [
     "refuse_unsealed_commit()",
     "relays(integer)",
     "release_destination(integer, text)",
+    "release_slots(integer, text, bigint[], bigint[])",
     "remove_expired(text, bigint, bigint)",
+    "remove_messages(integer, text, bigint[], bigint[], bigint[], bigint[])",
     "retry_events(bigint[], text[], boolean)",
     SEQUENCES_BEHIND,
     "server_identity()",
@@ -122,7 +129,7 @@ impl SequenceBehind {
     /// Whether a worker cannot do its bookkeeping without it. The other sequences are not drawn from, or give no key, and any worker may
     /// write the rows beside them: `idem doctor` warns of those.
     fn stops_workers(&self) -> bool {
-        matches!(self.table.as_str(), "audit" | "dead_letters" | "worker_runs")
+        matches!(self.table.as_str(), "audit" | "dead_letters" | "worker_runs" | "inbox")
     }
 
     fn problem(&self, schema: &SchemaName) -> SchemaProblem {

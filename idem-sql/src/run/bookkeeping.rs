@@ -1,7 +1,7 @@
 //! The bookkeeping outside of units of work, each call a few short statements: written once for every SQL store.
 
 mod dead_letters;
-mod register;
+pub(crate) mod register;
 pub(crate) mod sequences;
 pub(crate) mod start;
 

@@ -33,6 +33,10 @@ pub enum Parameter<'p> {
     Int8s(&'p [i64]),
     /// `text[]`.
     Texts(&'p [&'p str]),
+    /// `text[]` with NULLs.
+    OptionalTexts(&'p [Option<&'p str>]),
+    /// `bytea[]` with NULLs. SQLite, whose arrays are JSON, has none.
+    OptionalBytes(&'p [Option<&'p [u8]>]),
 }
 
 macro_rules! from {

@@ -7,6 +7,7 @@ pub(crate) mod cleaner;
 pub(crate) mod driver;
 pub(crate) mod headers;
 pub(crate) mod host;
+pub(crate) mod inbox;
 pub(crate) mod limit;
 pub(crate) mod migrator;
 pub(crate) mod outbox;

@@ -4,7 +4,9 @@ mod sqlite;
 
 use std::sync::Arc;
 
-use crate::text::{dialect::Dialect, name::SchemaName, outbox::OutboxStatements, statements::statements};
+use crate::text::{
+    dialect::Dialect, inbox::InboxStatements, name::SchemaName, outbox::OutboxStatements, statements::statements,
+};
 
 statements! {
     /// The statements outside of units of work.
@@ -12,7 +14,7 @@ statements! {
     /// The documentation holds for both dialects: parameters by their numbers, results by their names. The types are
     /// those of PostgreSQL. In SQLite an instant is an `INTEGER` of microseconds since the Unix epoch, and one parameter
     /// more follows the last: now, by the process's clock, because a file has none.
-    BookkeepingStatements with outbox: OutboxStatements;
+    BookkeepingStatements with outbox: OutboxStatements with inbox: InboxStatements;
 
     /// The binding of a consumer's name, and the id of its scope. The oldest scope of the name holds the binding.
     ///

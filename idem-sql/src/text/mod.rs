@@ -3,6 +3,7 @@
 pub(crate) mod bookkeeping;
 pub(crate) mod cleanup;
 pub(crate) mod dialect;
+pub(crate) mod inbox;
 pub(crate) mod key_id;
 pub(crate) mod migrations;
 pub(crate) mod name;

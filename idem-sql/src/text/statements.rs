@@ -2,7 +2,7 @@
 
 /// Makes a struct of statements, each a field with its documentation.
 macro_rules! statements {
-    ($(#[$about:meta])+ $name:ident $(with $nested:ident: $type:ident)?; $($(#[$doc:meta])+ $field:ident: $text:expr;)+) => {
+    ($(#[$about:meta])+ $name:ident $(with $nested:ident: $type:ident)*; $($(#[$doc:meta])+ $field:ident: $text:expr;)+) => {
         $(#[$about])+
         #[derive(Debug, Clone)]
         #[non_exhaustive]
@@ -11,7 +11,7 @@ macro_rules! statements {
             $(
                 /// The statements outside of units of work.
                 pub $nested: $type,
-            )?
+            )*
         }
 
         impl $name {
@@ -20,13 +20,13 @@ macro_rules! statements {
             pub fn new(schema: &SchemaName) -> Self {
                 Self {
                     $($field: Dialect::Postgres.render($text, schema).into(),)+
-                    $($nested: $type::new(schema),)?
+                    $($nested: $type::new(schema),)*
                 }
             }
 
             /// Every statement with its field's name, so that a test can have each prepared by a server.
             pub fn all(&self) -> impl Iterator<Item = (&'static str, &str)> {
-                [$((stringify!($field), &*self.$field)),+].into_iter()$(.chain(self.$nested.all()))?
+                [$((stringify!($field), &*self.$field)),+].into_iter()$(.chain(self.$nested.all()))*
             }
         }
     };

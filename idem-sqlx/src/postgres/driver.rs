@@ -274,6 +274,8 @@ pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) 
         Parameter::Uuid(id) => statement.bind(id),
         Parameter::Int8s(numbers) => statement.bind(numbers),
         Parameter::Texts(texts) => statement.bind(texts),
+        Parameter::OptionalTexts(texts) => statement.bind(texts),
+        Parameter::OptionalBytes(values) => statement.bind(values),
     })
 }
 

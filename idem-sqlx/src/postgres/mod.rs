@@ -4,6 +4,7 @@ mod append;
 mod driver;
 mod error;
 mod framework;
+mod inbox;
 mod migrate;
 mod options;
 mod outbox;

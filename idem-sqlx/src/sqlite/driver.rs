@@ -96,6 +96,9 @@ pub(super) fn bound<'q>(
         // The form that `json_each` reads.
         Parameter::Int8s(numbers) => statement.bind(format!("{numbers:?}")),
         Parameter::Texts(texts) => statement.bind(serde_json::Value::from(texts).to_string()),
+        Parameter::OptionalTexts(texts) => statement.bind(serde_json::Value::from(texts).to_string()),
+        // No statement of SQLite's has them; one that did would find NULL.
+        Parameter::OptionalBytes(_) => statement.bind(None::<String>),
     })
 }
 

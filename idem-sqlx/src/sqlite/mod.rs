@@ -8,6 +8,7 @@ mod codes;
 mod connections;
 mod driver;
 mod error;
+mod inbox;
 mod migrate;
 mod options;
 mod outbox;

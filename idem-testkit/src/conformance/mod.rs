@@ -1,5 +1,6 @@
 //! Suites that show whether an implementation of one of idem's traits keeps its contract.
 
+pub mod inbox;
 pub mod postgres;
 pub mod source;
 pub mod store;

@@ -10,8 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, StoreError, StoredDeadLetter,
-    Tenant,
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, Retention, StoreError,
+    StoredDeadLetter, Tenant,
     dead_letter::REPLAY_TAKEN_FOR,
     store::{
         AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Interned, Registered, Registration, Replay, ReplayEnd,
@@ -81,6 +81,31 @@ impl Books {
         // Scope 0 stays free, so that a scope that was never interned is found out.
         let next = ScopeId(self.scopes.len() as i32 + 1);
         *self.scopes.entry(own).or_insert(free.filter(|_| !in_order).unwrap_or(next))
+    }
+
+    /// The scope without a tenant, by which the inbox of a consumer is known; binds the name to the queue or topic.
+    pub(super) fn bind_source(
+        &mut self,
+        consumer: &ConsumerName,
+        bound_to: Option<&str>,
+    ) -> Result<ScopeId, StoreError> {
+        self.check_first_name(consumer)?;
+        let recorded = self.bindings.get(consumer).cloned();
+        let hash_rules = recorded.as_ref().map(|recorded| recorded.hash_rules.clone()).into_iter().collect();
+        let (tenant, retention) = (Tenant::default(), Retention::Forever);
+        let registration = Registration::new(consumer.clone(), tenant.clone(), String::new(), hash_rules, retention)
+            .bound_to(bound_to.map(str::to_owned));
+        let binding = match recorded {
+            Some(recorded) => recorded.meet(&registration)?,
+            None => Binding::of(&registration),
+        };
+        self.bindings.insert(consumer.clone(), binding);
+        Ok(self.scope(consumer, &tenant, false))
+    }
+
+    /// The queue or topic that a consumer is bound to.
+    pub(super) fn bound_to(&self, consumer: &ConsumerName) -> &str {
+        self.bindings.get(consumer).map_or("", |binding| &binding.bound_to)
     }
 
     fn rule(&mut self, rule: &str) -> HashRuleId {

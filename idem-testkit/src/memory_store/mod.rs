@@ -3,6 +3,7 @@
 mod bookkeeping;
 mod connection;
 mod fault;
+mod inbox;
 mod outbox;
 mod rows;
 mod server;
@@ -25,6 +26,7 @@ pub use self::{
     bookkeeping::KeptDeadLetter,
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
+    inbox::LateRow,
     server::Checkpoint,
     unit::{MemorySession, MemoryUnit},
     weather::Weather,

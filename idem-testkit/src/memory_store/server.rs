@@ -12,6 +12,7 @@ use idem_core::{
 use super::{
     MemoryStore,
     bookkeeping::Books,
+    inbox::Inboxes,
     outbox::{Events, ResultRow},
     state::{RecordKey, Rows, State},
 };
@@ -23,14 +24,16 @@ pub struct Checkpoint {
     tables: BTreeMap<String, Rows>,
     books: Books,
     events: Events,
+    inboxes: Inboxes,
 }
 
 impl MemoryStore {
     /// The committed state as it is now, for [`MemoryStore::go_back_to`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        let State { records, tables, books, events, .. } = &*self.shared.state();
-        Checkpoint { records: records.clone(), tables: tables.clone(), books: books.clone(), events: events.clone() }
+        let State { records, tables, books, events, inboxes, .. } = &*self.shared.state();
+        let (records, tables, books) = (records.clone(), tables.clone(), books.clone());
+        Checkpoint { records, tables, books, events: events.clone(), inboxes: inboxes.clone() }
     }
 
     /// Ends every session, as a restart of the server does: uncommitted work is gone, and every session finds its connection
@@ -47,8 +50,8 @@ impl MemoryStore {
     pub fn go_back_to(&self, checkpoint: &Checkpoint) {
         let mut state = self.shared.state();
         state.end_sessions();
-        let Checkpoint { records, tables, books, events } = checkpoint.clone();
-        (state.records, state.tables) = (records, tables);
+        let Checkpoint { records, tables, books, events, inboxes } = checkpoint.clone();
+        (state.records, state.tables, state.inboxes) = (records, tables, inboxes);
         state.books = books;
         state.events.go_back_to(events);
         state.server += 1;

@@ -11,7 +11,7 @@ use idem_core::{
 };
 use tokio::time::Instant;
 
-use super::{Defect, bookkeeping::Books, outbox::Events};
+use super::{Defect, bookkeeping::Books, inbox::Inboxes, outbox::Events};
 
 /// The unique key: a key within its scope.
 pub(super) type RecordKey = (ScopeId, IdempotencyKey);
@@ -49,6 +49,7 @@ pub(super) struct State {
     pub(super) tables: BTreeMap<String, Rows>,
     pub(super) books: Books,
     pub(super) events: Events,
+    pub(super) inboxes: Inboxes,
     pub(super) advanced: Duration,
     pub(super) set_back: Duration,
     /// The locked rows, with the units that hold the locks.

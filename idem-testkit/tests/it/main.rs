@@ -10,6 +10,7 @@
 
 mod deliver;
 mod guide;
+mod inbox;
 mod memory;
 #[cfg(feature = "failpoints")]
 mod prove;

@@ -15,6 +15,7 @@ mod errors;
 mod fixture;
 mod given_up;
 mod handlers;
+mod inbox;
 mod outbox;
 mod pipelined;
 mod poolers;

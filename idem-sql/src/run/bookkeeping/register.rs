@@ -1,7 +1,7 @@
 //! The start of a consumer: its scope, the binding of its name, its hash rules, its run.
 
 use idem_core::{
-    ConsumerName, ErrorClass, StoreError, Tenant,
+    ConsumerName, ErrorClass, Retention, StoreError, Tenant,
     store::{Binding, HashRuleId, Interned, Registered, Registration, RunId, ScopeId},
 };
 
@@ -87,6 +87,48 @@ async fn bind(
     }
     Err(raced(doing, &format!("consumer {name}")))
 }
+
+/// The scope of a consumer's name without a tenant, by which its inbox is known. Binds the name to the queue or topic, as a worker's start
+/// does, and to nothing else.
+pub(crate) async fn bind_source(
+    driver: &impl BookkeepingDriver,
+    consumer: &ConsumerName,
+    bound_to: Option<&str>,
+) -> Result<ScopeId, StoreError> {
+    let (doing, name, tenant) = ("making the inbox", consumer.as_str(), Tenant::default());
+    for round in 0..INTERN_ROUNDS {
+        let Some(row) = select(driver, doing, tenant.as_str(), name).await? else {
+            check_first_name(driver, doing, name).await?;
+            let numbers = candidates(Interned::Scope, &[name, tenant.as_str()], round);
+            let (empty, numbers, source) = ("".into(), numbers.as_slice().into(), bound_to.unwrap_or_default().into());
+            // The first start of a worker says how long records are kept.
+            let parameters = [empty, name.into(), source, empty, empty, empty, DAY.into(), numbers];
+            driver.rows(doing, &driver.bookkeeping_statements().insert_consumer, &parameters).await?;
+            continue;
+        };
+        let recorded = binding(&row)?;
+        let retention = Retention::Forever;
+        let registration = Registration::new(
+            consumer.clone(),
+            tenant.clone(),
+            String::new(),
+            vec![recorded.hash_rules.clone()],
+            retention,
+        );
+        let binding = recorded.meet(&registration.bound_to(bound_to.map(str::to_owned)))?;
+        if binding != recorded && !fill(driver, doing, row.get("binding")?, &recorded, &binding).await? {
+            continue;
+        }
+        return match row.get::<Option<i32>>("id")? {
+            Some(id) => Ok(ScopeId(id)),
+            None => scope(driver, consumer, &tenant).await,
+        };
+    }
+    Err(raced(doing, &format!("consumer {name}")))
+}
+
+/// A day, in microseconds.
+const DAY: i64 = 86_400_000_000;
 
 /// A warning where a consumer of another name is bound to the same source: this one handles again what that one has handled (O78).
 async fn other_reader(

@@ -1,6 +1,9 @@
 //! The same statements in SQLite's dialect. Several in one text are one transaction.
 
-use crate::text::{bookkeeping::BookkeepingStatements, dialect::Dialect, name::SchemaName, outbox::OutboxStatements};
+use crate::text::{
+    bookkeeping::BookkeepingStatements, dialect::Dialect, inbox::InboxStatements, name::SchemaName,
+    outbox::OutboxStatements,
+};
 
 /// The columns by which dead letters are listed.
 const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
@@ -50,6 +53,7 @@ impl BookkeepingStatements {
             write_control: text(WRITE_CONTROL),
             insert_audit: text(INSERT_AUDIT),
             outbox: OutboxStatements::sqlite(schema),
+            inbox: InboxStatements::sqlite(schema),
         }
     }
 }

@@ -72,6 +72,7 @@ SELECT
             ('message_attempts', 'INSERT'), ('message_attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
             ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
             ('outbox', 'SELECT'), ('outbox', 'INSERT'), ('outbox_destinations', 'SELECT'), ('outbox_destinations', 'INSERT'),
+            ('inbox', 'SELECT'), ('inbox', 'INSERT'), ('inbox_slots', 'SELECT'),
             ('processed_results', 'SELECT'), ('processed_results', 'INSERT'),
             ('processed_results', 'UPDATE'), ('migrations', 'SELECT')
         ) AS wanted (name, privilege)
@@ -83,7 +84,7 @@ SELECT
         UNION ALL
         SELECT pg_catalog.format('USAGE on %s', c.relname) FROM pg_catalog.pg_class AS c
         JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-        WHERE n.nspname = $1::text AND c.relname = 'outbox_numbers' AND c.relkind = 'S'
+        WHERE n.nspname = $1::text AND c.relname IN ('outbox_numbers', 'inbox_numbers') AND c.relkind = 'S'
             AND NOT pg_catalog.has_sequence_privilege(c.oid, 'USAGE')
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
@@ -92,7 +93,10 @@ SELECT
                 'lease_destination(integer, text, bigint, bigint, text, bigint, boolean)', 'release_destination(integer, text)',
                 'settle_events(integer, bigint[], text[], json)', 'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
                 'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)',
-                'sequences_behind()')
+                'sequences_behind()', 'open_inbox(integer, integer)', 'hold_slots(integer, text, bigint, boolean)',
+                'release_slots(integer, text, bigint[], bigint[])',
+                'next_messages(integer, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint)',
+                'remove_messages(integer, text, bigint[], bigint[], bigint[], bigint[])', 'count_messages(integer, bigint[], bigint)')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

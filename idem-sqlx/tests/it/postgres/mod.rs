@@ -22,6 +22,7 @@ mod fixture;
 mod full_disk;
 mod given_up;
 mod handlers;
+mod inbox;
 mod lookups;
 mod outbox;
 mod poolers;

@@ -6,6 +6,7 @@ mod adopted;
 mod bookkeeping;
 mod cleanup;
 mod conformance;
+mod inbox;
 mod locks;
 mod migrations;
 mod outbox;

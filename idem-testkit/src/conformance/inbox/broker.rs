@@ -1,0 +1,111 @@
+//! The inbox in the place of a broker.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use idem_core::{
+    ConsumerName, Message, OrderingKey, Origin, SourceError,
+    inbox::{InboxSettings, InboxSource, NewInboxRow, OpenInbox},
+};
+
+use super::{InboxUnderTest, SlotChange};
+use crate::{
+    conformance::source::{Features, SourceUnderTest, Unsupported},
+    memory::Revoke,
+};
+
+/// An inbox that plays the broker of the [source suite](crate::conformance::source).
+#[derive(Debug)]
+pub struct InboxBroker<T> {
+    subject: T,
+    open: OpenInbox,
+    published: AtomicU64,
+}
+
+pub(super) fn name(consumer: &str) -> ConsumerName {
+    ConsumerName::new(consumer).expect("a name")
+}
+
+/// Slots go from one source to another within moments.
+pub(super) fn settings() -> InboxSettings {
+    InboxSettings::default().lease(Duration::from_secs(20)).hold_every(Duration::from_millis(40))
+}
+
+impl<T: InboxUnderTest> InboxBroker<T> {
+    /// Makes the inbox of a consumer, and that of another.
+    ///
+    /// # Panics
+    /// Where the store refuses.
+    pub async fn open(subject: T) -> Self {
+        let inbox = subject.inbox();
+        let open = inbox.open(&name("orders"), Some("queue orders"), 16).await.expect("open");
+        inbox.open(&name("another"), Some("queue another"), 16).await.expect("open");
+        Self { subject, open, published: AtomicU64::new(0) }
+    }
+
+    fn source_of(&self, consumer: &str) -> InboxSource {
+        InboxSource::with_settings(self.subject.inbox(), name(consumer), settings())
+    }
+}
+
+impl<T: InboxUnderTest> SourceUnderTest for InboxBroker<T> {
+    type Source = InboxSource;
+
+    fn features(&self) -> Features {
+        Features::default().ordered(true).counts_attempts(false).revokes(true)
+    }
+
+    async fn publish(&self, message: Message) -> Result<(), SourceError> {
+        let number = self.published.fetch_add(1, Ordering::Relaxed);
+        let mut message = message.with_origin(Origin::new(&format!("orders/0/{number}")));
+        if let Some(key) = message.record_key().cloned() {
+            message = message.with_ordering_key(OrderingKey::new(key));
+        }
+        let row = NewInboxRow::new(message, None, self.open.slots);
+        let put = self.subject.inbox().put(self.open.id, &[row]).await;
+        put.map_err(|error| SourceError::unavailable("publishing", error))
+    }
+
+    async fn source(&self) -> InboxSource {
+        self.source_of("orders")
+    }
+
+    async fn source_of_another_queue(&self) -> InboxSource {
+        self.source_of("another")
+    }
+
+    async fn source_of_an_unknown_queue(&self, name: &str) -> InboxSource {
+        self.source_of(name)
+    }
+
+    async fn crash(&self, source: InboxSource) {
+        let holder = source.holder().to_owned();
+        drop(source);
+        self.subject.change_slots(self.open.id, SlotChange::Expired(&holder)).await;
+    }
+
+    async fn unsettled(&self, _expected: u64) -> u64 {
+        self.subject.inbox().backlog(self.open.id, &[], u64::from(u32::MAX)).await.expect("count").rows
+    }
+
+    async fn formed(&self, sources: usize) {
+        let is_formed = |holders: &[(String, usize)]| {
+            let counts = || holders.iter().map(|(_, slots)| *slots);
+            holders.len() == sources && counts().max() <= counts().min().map(|least| least + 1)
+        };
+        while !is_formed(&self.subject.holders(self.open.id).await) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn revoke(&self, how: Revoke) -> Result<(), Unsupported> {
+        let change = match how {
+            Revoke::Drained => SlotChange::Wanted,
+            Revoke::Lost => SlotChange::Lost,
+        };
+        self.subject.change_slots(self.open.id, change).await;
+        Ok(())
+    }
+}

@@ -140,6 +140,59 @@ mod worker {
         let open = store.inbox().find(&name).await.unwrap().unwrap();
         assert_eq!(store.inbox().backlog(open.id, &[], 1).await.unwrap().rows, 0);
     }
+
+    /// N4, N8: a process dies at each step of receiver and source, and the next one goes on.
+    #[cfg(feature = "failpoints")]
+    #[tokio::test(start_paused = true)]
+    async fn n8_a_process_that_dies_at_any_step_loses_and_doubles_nothing() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+
+        use idem_core::failpoint::{Fate, INBOX_READ, INBOX_REMOVED, INBOX_WRITTEN, Life};
+
+        // Attempts that a death cut short are counted.
+        let shown = |store: &MemoryStore, summary: &Summary| {
+            let (effects, letters, _) = outcome(store, summary);
+            let letters: Vec<String> =
+                letters.iter().map(|letter| letter.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+            (effects, letters)
+        };
+        let direct = Arc::new(MemoryStore::new());
+        let summary = work(&direct, queue().source()).await;
+        let expected = shown(&direct, &summary);
+        let steps = [(INBOX_WRITTEN, 0), (INBOX_READ, 0), (INBOX_READ, 1), (INBOX_REMOVED, 0), (INBOX_REMOVED, 1)];
+        for (step, passes) in steps {
+            let (store, queue, passed) = (Arc::new(MemoryStore::new()), queue(), AtomicU32::new(0));
+            let name = ConsumerName::new("orders").unwrap();
+            let dies = move |at| at == step && passed.fetch_add(1, Ordering::SeqCst) == passes;
+            let life = Life::fated(move |at| if dies(at) { Fate::Die } else { Fate::Pass });
+            let receiver = Receiver::new(queue.source(), store.inbox(), name.clone());
+            drop(life.spawn(receiver.run(std::future::pending())));
+            while store.inbox().find(&name).await.unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let (its, source) = (Arc::clone(&store), InboxSource::new(store.inbox(), name.clone()));
+            drop(life.spawn(async move { work(&its, source).await }));
+            let dead = async {
+                while !life.is_over() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), dead)
+                .await
+                .unwrap_or_else(|_| panic!("it never died at {step}"));
+
+            let stop = CancellationToken::new();
+            let receiver = Receiver::new(queue.source(), store.inbox(), name.clone());
+            let receiving = tokio::spawn(receiver.run(stop.clone().cancelled_owned()));
+            queue.drained().await;
+            stop.cancel();
+            receiving.await.unwrap().unwrap();
+            let summary = work(&store, InboxSource::new(store.inbox(), name.clone())).await;
+            assert_eq!(shown(&store, &summary), expected, "{step}, {passes}");
+            let open = store.inbox().find(&name).await.unwrap().unwrap();
+            assert_eq!(store.inbox().backlog(open.id, &[], 1).await.unwrap().rows, 0);
+        }
+    }
 }
 
 /// Injected bugs turn the case red that is about them.

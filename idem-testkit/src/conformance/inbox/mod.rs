@@ -1,5 +1,5 @@
-//! Shows whether a store's [`Inbox`] keeps its contract: as the broker of an [`InboxSource`] it passes the
-//! [source suite](crate::conformance::source), and cases of its own.
+//! Shows whether a store's [`Inbox`] keeps its contract: as the broker of an [`InboxSource`](idem_core::inbox::InboxSource) it passes
+//! the [source suite](crate::conformance::source), and cases of its own.
 //!
 //! Implement [`InboxUnderTest`] for a fixture with a schema of its own, and let [`inbox_conformance!`](crate::inbox_conformance) make one
 //! test of each case.

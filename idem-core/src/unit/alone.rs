@@ -65,11 +65,8 @@ pub(crate) async fn process_with<S: Store>(
         }
     }
     let share = engine.shares_units() && items.iter().all(|item| !engine.calls_outside(&item.message));
-    let decisions = if share && !items.is_empty() {
-        whole(engine, session, &items, answers.as_deref_mut()).await
-    } else {
-        None
-    };
+    let decisions =
+        if share && !items.is_empty() { whole(engine, session, &items, answers.as_deref_mut()).await } else { None };
     let decisions = match decisions {
         Some(decisions) => decisions,
         None => alone(engine, session, &items, answers.as_deref_mut()).await,

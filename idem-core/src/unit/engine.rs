@@ -136,7 +136,10 @@ impl<S: Store> Engine<S> {
 
     /// Notes whether a call that went well has used its transaction.
     pub(super) fn note_use(&self, is_used: bool) {
-        if self.effects == Effects::InTransaction && !self.work.calls_outside(None) && self.transaction_use.note(is_used) {
+        if self.effects == Effects::InTransaction
+            && !self.work.calls_outside(None)
+            && self.transaction_use.note(is_used)
+        {
             tracing::warn!(
                 idem.consumer = %self.name,
                 "the handler has taken no connection from its transaction for its first {UNUSED_MAX} messages, and published \

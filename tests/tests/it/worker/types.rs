@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, Handler as _, HandlerError, HashRules, JsonMembers, Message, Next, Reason, Router, Tx,
-    key::JsonMember,
+    Decision, DedupConsumer, Effects, Handler as _, HandlerError, HashRules, JsonMembers, Message, Next, Reason,
+    Router, Tx, key::JsonMember,
 };
 use idem_testkit::{Decide as _, MemoryStore};
 

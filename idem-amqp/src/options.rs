@@ -301,11 +301,15 @@ impl fmt::Debug for Settings {
 fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
     // The URL is left out of the error: it may hold a password.
     let rule = "it must be amqp:// or amqps://user:password@host:port/vhost, in which the vhost / is written %2f";
-    let mut uri: AMQPUri = url.parse().map_err(|_| ConfigError::new("url", "no such URL", rule))?;
+    let wrong = || ConfigError::new("url", "no such URL", rule);
+    let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
+    // The client's own parser takes localhost for an IPv6 address.
+    if let Some(address) = Url::parse(url).map_err(|_| wrong())?.host_str().filter(|host| host.starts_with('[')) {
+        uri.authority.host = without_brackets(address).to_owned();
+    }
     if uri.authority.host.is_empty() {
         return Err(ConfigError::new("url", "without a host", rule));
     }
-    uri.authority.host = without_brackets(&uri.authority.host).to_owned();
     if uri.scheme == AMQPScheme::AMQPS && cfg!(not(feature = "tls")) {
         return Err(ConfigError::new("url", "amqps://", "this build lacks the feature `tls` of idem-amqp"));
     }
@@ -320,7 +324,7 @@ fn check_host(uri: &AMQPUri, host: &str) -> Result<AMQPUri, ConfigError> {
     let url = Url::parse(&format!("amqp://{host}/")).map_err(|_| wrong())?;
     let is_more = url.path() != "/" || !url.username().is_empty() || url.query().is_some() || url.fragment().is_some();
     let name = without_brackets(url.host_str().ok_or_else(wrong)?);
-    if is_more || name.is_empty() || name.contains(',') {
+    if is_more || name.is_empty() || name.contains(',') || host.ends_with(':') {
         return Err(wrong());
     }
     let mut uri = uri.clone();

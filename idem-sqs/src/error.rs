@@ -72,10 +72,12 @@ where
     }
     // SQS was not asked. It passes: a role's metadata answer again, or somebody signs in.
     if let Some(failed) = idem_core::chain(&error).find(|link| link.is::<CredentialsError>()) {
-        let texts: Vec<_> = idem_core::chain(failed).skip(1).map(ToString::to_string).collect();
+        let mut texts: Vec<_> = idem_core::chain(failed).map(ToString::to_string).collect();
+        // Each provider of a chain wraps the same words around its cause.
+        texts.dedup();
         let text = format!(
             "the credentials for queue {queue:?} cannot be loaded (for a profile with SSO, run aws sso login): {}",
-            texts.last().map_or_else(|| failed.to_string(), Clone::clone)
+            texts.join(": ")
         );
         return SourceError::unavailable(doing, text);
     }

@@ -176,6 +176,8 @@ impl Shared {
         let leaving = {
             let mut inner = self.inner();
             if inner.state.is_closed {
+                // It was closed during the request, which may have taken slots.
+                inner.state.to_release.extend(granted.iter().map(|one| one.held));
                 return Ok(None);
             }
             let held_none = inner.state.holds_none();
@@ -470,21 +472,19 @@ impl Source for InboxSource {
     async fn close(&self, deadline: Duration) {
         let shared = &self.0;
         shared.closing.cancel();
-        let (id, keeper, slots) = {
+        let (id, keeper) = {
             let mut inner = shared.inner();
-            let slots = inner.state.close();
-            (inner.attached.as_ref().map(|(open, _)| open.id), inner.keeper.take(), slots)
+            inner.state.close();
+            (inner.attached.as_ref().map(|(open, _)| open.id), inner.keeper.take())
         };
         shared.changed.notify_waiters();
         let Some(id) = id else { return };
         let release = async {
             if let Some(keeper) = keeper {
-                // It may be renewing the leases that are released then.
+                // It may be renewing the leases that are released then, or taking others.
                 let _ = keeper.await;
             }
-            if !slots.is_empty() {
-                let _ = shared.inbox.release_slots(id, &shared.holder, &slots).await;
-            }
+            let _ = shared.release(id).await;
         };
         // Otherwise the leases run out.
         let _ = timeout(deadline, release).await;

@@ -172,12 +172,11 @@ impl State {
     }
 
     /// Ends everything, and returns the slots.
-    pub(super) fn close(&mut self) -> Vec<HeldSlot> {
+    pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.is_stopped = true;
         self.lose(|_, _| true);
         self.revocations.clear();
-        self.to_release.iter().copied().collect()
     }
 
     pub(super) fn revocation(&mut self) -> Option<Revocation> {

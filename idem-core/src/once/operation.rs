@@ -8,7 +8,10 @@ use std::{
     future::Future,
     marker::PhantomData,
     ops::{Deref, DerefMut},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -72,6 +75,8 @@ pub struct Operation<S: Store> {
     slot: Slot<S>,
     /// Ends it at its deadline; `None` where [`attend`](Self::attend) does.
     timer: Option<AbortHandle>,
+    /// Whether the timer's time has come.
+    is_late: Arc<AtomicBool>,
 }
 
 type Slot<S> = Arc<Mutex<Option<Held<S>>>>;
@@ -214,7 +219,7 @@ impl<S: Store> Operation<S> {
     /// A dropped call lets the commit finish. Ask again with the same key to learn the outcome.
     pub async fn finish(self, value: ResultBody) -> Result<Ran, RunOnceError> {
         #[cfg_attr(not(idem_bugs), expect(unused_mut, reason = "a planted bug sets a field"))]
-        let mut held = self.take().map_err(not_here)?;
+        let mut held = self.take().map_err(|whereabouts| self.not_here(whereabouts))?;
         // A result that is refused fails the operation, and is noted.
         let _ = held.collector.set_result(&self.message, value);
         let worked = Worked::Well { is_taken: held.is_used };
@@ -238,7 +243,7 @@ impl<S: Store> Operation<S> {
     /// # Cancel safety
     /// As for [`finish`](Self::finish).
     pub async fn refuse(self, value: ResultBody) -> Result<Ran, RunOnceError> {
-        let held = self.take().map_err(not_here)?;
+        let held = self.take().map_err(|whereabouts| self.not_here(whereabouts))?;
         spawn::finished(held.end(Worked::Refused(value))).await
     }
 
@@ -251,6 +256,15 @@ impl<S: Store> Operation<S> {
         if let Ok(held) = self.take() {
             spawn::finished(held.undo()).await;
         }
+    }
+
+    /// Why it cannot be ended now. At its deadline the timer has the transaction, or waits for it.
+    fn not_here(&self, whereabouts: Whereabouts) -> RunOnceError {
+        if whereabouts != Whereabouts::Lent || self.is_late.load(Ordering::Acquire) {
+            return over();
+        }
+        let text = "the transaction of the operation is still lent; nothing of it is kept";
+        RunOnceError::Failed(Failure::new(ErrorClass::Permanent, Reason::Permanent, text))
     }
 
     /// Takes the unit out of its slot, unless another has it or the operation has ended.
@@ -351,8 +365,9 @@ impl<S: Store> Held<S> {
 }
 
 /// Ends the operation at its deadline: at once, or where its transaction is lent when that comes back.
-async fn end_late<S: Store>(slot: Slot<S>, deadline: Duration) {
+async fn end_late<S: Store>(slot: Slot<S>, is_late: Arc<AtomicBool>, deadline: Duration) {
     tokio::time::sleep(deadline).await;
+    is_late.store(true, Ordering::Release);
     end_when_back(slot).await;
 }
 
@@ -375,14 +390,6 @@ impl<S: Store> Handler<S> for Gone {
 fn over() -> RunOnceError {
     let text = "the operation has ended meanwhile, at its deadline; nothing of it is kept";
     RunOnceError::Failed(Failure::new(ErrorClass::Transient, Reason::Deadline, text))
-}
-
-fn not_here(whereabouts: Whereabouts) -> RunOnceError {
-    if whereabouts != Whereabouts::Lent {
-        return over();
-    }
-    let text = "the transaction of the operation is still lent; nothing of it is kept";
-    RunOnceError::Failed(Failure::new(ErrorClass::Permanent, Reason::Permanent, text))
 }
 
 /// Claims the key, or answers what is known of it.
@@ -427,6 +434,8 @@ fn held<S: Store>(call: Call<S>, opened: Opened<S>, span: Span, rounds: Rounds, 
         call,
     };
     let slot = Arc::new(Mutex::new(Some(held)));
-    let timer = is_timed.then(|| spawn::spawn(end_late(Arc::clone(&slot), deadline)).abort_handle());
-    Operation { message, engine, span, slot, timer }
+    let is_late = Arc::new(AtomicBool::new(false));
+    let ends_late = || end_late(Arc::clone(&slot), Arc::clone(&is_late), deadline);
+    let timer = is_timed.then(|| spawn::spawn(ends_late()).abort_handle());
+    Operation { message, engine, span, slot, timer, is_late }
 }

@@ -162,9 +162,11 @@ mod tests {
         let options = PostgresOptions::parse("postgres://u:hunter2@db.internal/x").unwrap();
         assert!(!format!("{options:?}").contains("hunter2"));
         assert!(options.is_plaintext_abroad());
-        for url in
-            ["postgres://u:hunter2@a:5432,b:5432/x", "postgres://u:hunter2@a,b/x", "postgres://u:hunter2@/x?host=a,b"]
-        {
+        for url in [
+            "postgres://u:hunter2@a:5432,b:5432/x",
+            "postgres://u:hunter2@a,b/x",
+            "postgres:///x?host=a,b&password=hunter2",
+        ] {
             let error = PostgresOptions::parse(url).unwrap_err().to_string();
             assert!(error.contains("several hosts") && !error.contains("hunter2"), "{url}: {error}");
         }

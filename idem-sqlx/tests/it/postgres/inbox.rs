@@ -213,7 +213,7 @@ async fn the_view_has_the_columns_of_the_requirements() {
     fixture
         .run(format!(
             "INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-            VALUES (key_id('order-1'), 'infinity', {}, 1, 1, 'order-1', '')",
+            VALUES (key_id('order-1'), 'infinity', {}, 1, 1, 'order-1', sha256(''))",
             open.id
         ))
         .await;

@@ -61,6 +61,7 @@ fn age(by: Duration) -> String {
 const SWALLOW: &str = "CREATE TRIGGER swallow BEFORE INSERT ON idem_processed_messages BEGIN SELECT RAISE(IGNORE); END";
 const HIDE: &str = "ALTER TABLE idem_processed_messages RENAME TO hidden_records";
 const DROP_KEY: &str = "
+    DROP VIEW idem_inbox_messages;
     CREATE TABLE without_key AS SELECT * FROM idem_processed_messages;
     DROP TABLE idem_processed_messages;
     ALTER TABLE without_key RENAME TO idem_processed_messages";

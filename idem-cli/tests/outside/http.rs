@@ -57,7 +57,8 @@ async fn w153_the_pages_on_http_keep_their_word() {
     let endpoint = format!(
         "{}#[tokio::main]\nasync fn main() -> Result<(), Box<dyn std::error::Error>> {{\n    \
          let listener = tokio::net::TcpListener::bind({:?}).await?;\n    \
-         Ok(axum::serve(listener, routes().await?).await?)\n}}\n",
+         let pool = sqlx::PgPool::connect(&std::env::var(\"DATABASE_URL\")?).await?;\n    \
+         Ok(axum::serve(listener, routes(pool).await?).await?)\n}}\n",
         block(GUIDE, "rust,no_run", "idempotency.start()"),
         addresses[1]
     );

@@ -354,7 +354,10 @@ impl<S: Store> RunOnce<S> {
     ///     match payments.once(key, payload).await? {
     ///         Begun::Known(ran) => Ok(ran.value),
     ///         Begun::First(mut operation) => {
-    ///             let _connection = operation.tx()?.connection(); // the store's own: run statements on it
+    ///             {
+    ///                 let mut tx = operation.tx()?;
+    ///                 let _connection = tx.connection(); // the store's own: run statements on it
+    ///             }
     ///             Ok(operation.finish(ResultBody::new("paid")).await?.value)
     ///         }
     ///     }

@@ -164,11 +164,11 @@ fn shown(name: &str, value: &Value) -> String {
 
 /// `2026-11-24T21:37:20.123456+00:00` without its fraction, and with Z for UTC.
 fn whole_seconds(time: &str) -> String {
-    let (seconds, zone) = match time.split_once('.') {
-        Some((seconds, fraction)) => (seconds, fraction.trim_start_matches(|c: char| c.is_ascii_digit())),
-        None => (time.trim_end_matches("+00:00"), if time.ends_with("+00:00") { "+00:00" } else { "" }),
+    let time = match time.split_once('.') {
+        Some((seconds, fraction)) => format!("{seconds}{}", fraction.trim_start_matches(|c: char| c.is_ascii_digit())),
+        None => time.to_owned(),
     };
-    format!("{seconds}{}", if zone == "+00:00" { "Z" } else { zone })
+    time.strip_suffix("+00:00").map(|utc| format!("{utc}Z")).unwrap_or(time)
 }
 
 /// Whether a character changes how others are shown, or ends a line, and is not seen itself.
@@ -238,7 +238,7 @@ impl Report {
     /// Prints it. A reader that has closed the pipe, such as `head`, has read enough.
     pub(crate) fn print(self, is_json: bool) -> Exit {
         let exit = self.exit;
-        // A pipe or a file has no width, and whoever reads it expects a row a line.
+        // A pipe or a file has no width, and its reader expects a row a line.
         let width = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
         let lines = if is_json { vec![self.json()] } else { self.lines(width) };
         let text = lines.into_iter().map(|line| line + "\n").collect::<String>();

@@ -142,7 +142,11 @@ pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<
         DeadLetters::Groups(asked) => groups::run(&mut database, &asked).await,
         DeadLetters::AcceptLoss(asked) => accept_loss::run(&mut database, &asked).await,
         DeadLetters::Show { id, payload } => show(&mut database, id, payload).await,
-        DeadLetters::Replay(asked) => replay(&mut database, &asked).await,
+        DeadLetters::Replay(mut asked) => {
+            // What has taken effect must not take it again because its record is forgotten.
+            asked.which.open |= asked.forget_first && asked.which.id.is_empty();
+            replay(&mut database, &asked).await
+        }
         DeadLetters::Drop { which, because, dry_run, yes } => {
             drop_them(&mut database, &which, &because, dry_run, yes.yes).await
         }
@@ -269,6 +273,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     if let Some(key) = &replay.key {
         show::check_key(key)?;
     }
+    refuse_others(database, replay).await?;
     refuse_hopeless(database, replay, payload.is_some()).await?;
     if count == 0 || replay.dry_run {
         return Ok(Report::said(format!("{count} would be replayed")));
@@ -308,6 +313,22 @@ fn payload_of(replay: &Replay) -> Result<Option<String>, Failure> {
     let bytes = std::fs::read(path)
         .map_err(|error| Failure::refused(format!("{} cannot be read: {}", path.display(), error.kind())))?;
     Ok(Some(hex::encode(bytes)))
+}
+
+/// Refuses to forget records by a group of dead letters that met none: such a record is of the same payload, which has taken effect.
+async fn refuse_others(database: &mut Database, replay: &Replay) -> Result<(), Failure> {
+    let Some(group) = replay.which.group.as_deref().filter(|_| replay.forget_first && replay.which.id.is_empty())
+    else {
+        return Ok(());
+    };
+    let others =
+        "SELECT pg_catalog.count(*) {chosen} AND d.reason NOT IN ('conflict', 'key-collision', 'hash-unknown')";
+    if database.number(&statement(others, &replay.which), &chosen(&replay.which)).await? > 0 {
+        return Err(Failure::refused(format!(
+            "the dead letters of the group {group} are no conflicts, so there is no record to forget: leave --forget-first out"
+        )));
+    }
+    Ok(())
 }
 
 async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: bool) -> Result<(), Failure> {

@@ -154,6 +154,14 @@ async fn open_dead_letters_come_first_and_a_group_of_conflicts_is_replayed_toget
     assert!(fixture.idem(&format!("{replay} --yes")).ok().contains("idem forgotten restore"));
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
     work(&fixture, &queue, fixture.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
+    // What has taken effect does not run again with its group, nor is a record forgotten that no conflict met.
+    let records = "SELECT idempotency_key FROM processed_messages ORDER BY 1";
+    fixture.refused.lock().unwrap().clear();
+    assert_eq!(fixture.deliver(&["order-1"]).await, "P");
+    let others = fixture.texts("SELECT fingerprint FROM dead_letters WHERE id = 1").await.remove(0);
+    fixture.idem(&format!("{replay} --yes")).refused("no such dead letter has the group");
+    fixture.idem(&format!("dead-letters replay --group {others} --forget-first --yes")).refused("no conflicts");
+    assert_eq!(fixture.texts(records).await, ["order-1", "order-3"]);
     fixture.drop().await;
 }
 

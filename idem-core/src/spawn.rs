@@ -61,7 +61,7 @@ pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     tokio::spawn(mortal(future))
 }
 
-/// Spawns a task that nobody waits for, as a destructor does. Without a runtime the future is dropped.
+/// Spawns a task without waiting for it, as a destructor does. Without a runtime the future is dropped.
 pub(crate) fn detached(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         drop(runtime.spawn(mortal(future)));

@@ -1072,7 +1072,7 @@ $idem$;
 
 -- Renews the leases of a holder, and gives it free slots where it takes more. Slots that another member waits for are not free. A member
 -- that has at least two slots fewer than another one waits for a slot of the one with the most: one at a time, so that slots move one by
--- one. With the rights of the table's owner: a worker changes a slot in this way only. The name of a holder is no proof, so a lease is
+-- one. With the rights of the table's owner: a worker changes a slot in this way only. The name of a holder proves nothing, so a lease is
 -- renewed by the login that has it.
 CREATE FUNCTION {schema}.hold_slots(of_consumer int, holder text, lease_for bigint, takes boolean)
     RETURNS TABLE (slot int, epoch bigint, is_wanted boolean)

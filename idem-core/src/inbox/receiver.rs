@@ -122,17 +122,13 @@ impl<B: Source> Receiver<B> {
         let mut shutdown = pin!(shutdown);
         let received = tokio::select! {
             biased;
-            received = &mut run => return self.closed(received).await,
+            received = &mut run => received,
             () = &mut shutdown => {
                 stop.cancel();
                 self.source.stop();
                 run.await
             }
         };
-        self.closed(received).await
-    }
-
-    async fn closed(&self, received: Result<u64, ReceiverError>) -> Result<u64, ReceiverError> {
         self.source.close(CLOSED_WITHIN).await;
         received
     }

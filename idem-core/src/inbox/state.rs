@@ -171,7 +171,7 @@ impl State {
         }
     }
 
-    /// Ends everything, and returns the slots.
+    /// Ends everything. The slots are to be released then.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.is_stopped = true;

@@ -61,7 +61,7 @@ fn recorded(row: &Row, claim: &Claim) -> Result<Recorded, StoreError> {
     ))
 }
 
-/// The key and the hash of a record. Where one of them is damaged, by whoever else writes to the table, it is the record of no claim: its
+/// The key and the hash of a record. Where one of them is damaged, by something else that writes to the table, it is the record of no claim: its
 /// message fails as one whose id another key has, and those beside it do not (S61).
 #[must_use]
 pub fn key_and_hash(key: &str, hash: &[u8], claim: &Claim) -> (IdempotencyKey, PayloadHash) {

@@ -224,7 +224,7 @@ const LINKS_MAX: usize = 40;
 /// Makes the file, where there is none, so that only its owner reads it: it holds the payloads of dead letters, and SQLite
 /// would go by the umask. The files beside it get the rights of this one. SQLite reports a file that cannot be made here.
 fn create_private(path: &std::path::Path) {
-    // SQLite follows a link to a file that is not there yet, and creating one anew does not.
+    // SQLite follows a link to a file that is not there yet, and a call that creates a new one does not.
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
         let Ok(target) = std::fs::read_link(&path) else { break };

@@ -51,7 +51,7 @@ fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router
         .route("/idle", post(async |_: IdempotentTx<G::Store>| fastrand::u64(..).to_string()))
         .route("/elsewhere", post(async || Redirect::to("/idle")).put(async || StatusCode::NOT_FOUND))
         .route("/fail/{class}", post(fail::<G>))
-        .route("/told", post(told::<G>))
+        .route("/told", post(shown::<G>))
         .layer(idempotency.layer())
         .with_state(runs.clone())
 }
@@ -98,14 +98,14 @@ async fn fail<G: Ground>(Path(class): Path<String>, mut tx: IdempotentTx<G::Stor
     let failed = match class.as_str() {
         "permanent" => HandlerError::permanent("it does not fit"),
         "transient" => HandlerError::transient("not now"),
-        _ => HandlerError::from("nobody knows"),
+        _ => HandlerError::from("unknown cause"),
     };
     Err(failed.into())
 }
 
 /// The key as a handler sees it.
-async fn told<G: Ground>(mut tx: IdempotentTx<G::Store>, request: Request<Body>) -> Result<Response, TxError> {
-    G::pay(&mut tx.tx(), "told".to_owned()).await?;
+async fn shown<G: Ground>(mut tx: IdempotentTx<G::Store>, request: Request<Body>) -> Result<Response, TxError> {
+    G::pay(&mut tx.tx(), "paid".to_owned()).await?;
     let by_tx = tx.tx().message().map(|message| message.derived_key("charge").to_string());
     let key = tx.key();
     let extension = RequestKey::of(&request).map(|key| key.derived_key_as("charge", IdForm::Hex32));
@@ -318,9 +318,9 @@ pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>(
     }
     assert_eq!(all.len(), 4, "no two are the same");
     // A key whose first run was rolled back is derived from again.
-    let elsewhere = Router::new().route("/told", post(told::<G>)).layer(payments().layer()).with_state(runs);
+    let elsewhere = Router::new().route("/told", post(shown::<G>)).layer(payments().layer()).with_state(runs);
     let forgotten = G::new().await;
-    let other = Router::new().route("/told", post(told::<G>)).layer(builder(&forgotten).build().unwrap().layer());
+    let other = Router::new().route("/told", post(shown::<G>)).layer(builder(&forgotten).build().unwrap().layer());
     assert_eq!(send(&elsewhere, of("acme/ann", "\"k 1\"", "{}")).await.json(), first);
     assert_eq!(send(&other, of("acme/ann", "\"k 1\"", "{}")).await.json()["derived"], first["derived"]);
 }
@@ -328,18 +328,18 @@ pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>(
 /// W88: an event under its request's own key is not that of another tenant or route, and names the client's key as its cause.
 pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() {
     async fn sent_on<G: Ground>(mut tx: IdempotentTx<G::Store>) -> Result<StatusCode, TxError> {
-        tx.publish(Event::to("told").same_key().body("it"))?;
+        tx.publish(Event::to("paid").same_key().body("it"))?;
         Ok(StatusCode::OK)
     }
     let ground = G::new().await;
-    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["told"])).build().unwrap();
+    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["paid"])).build().unwrap();
     let app = Router::new().route("/a", post(sent_on::<G>)).route("/b", post(sent_on::<G>)).layer(idempotency.layer());
     for (tenant, path) in [("acme", "/a"), ("globex", "/a"), ("acme", "/b"), ("acme", "/b")] {
         let mut request = json(path, "\"k 1\"", "{}");
         request.headers_mut().insert("authorization", format!("Bearer {tenant}").parse().unwrap());
         assert_eq!(send(&app, request).await.status, 200, "{tenant} {path}");
     }
-    let events = ground.store().outbox().unwrap().events(Some("told"), None, 10).await.unwrap();
+    let events = ground.store().outbox().unwrap().events(Some("paid"), None, 10).await.unwrap();
     let told = |stored: &StoredEvent| {
         assert_eq!(stored.event.headers.text(CAUSED_BY), Some("k 1"));
         stored.event.key.as_str().to_owned()
@@ -353,11 +353,11 @@ pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() 
 /// failure that passes.
 pub(crate) async fn o6_o7_a_request_meets_its_event_in_the_outbox<G: Server>() {
     async fn tells<G: Ground>(mut tx: IdempotentTx<G::Store>, body: String) -> Result<StatusCode, TxError> {
-        tx.publish(Event::to("told").body(body))?;
+        tx.publish(Event::to("paid").body(body))?;
         Ok(StatusCode::CREATED)
     }
     let ground = G::new().await;
-    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["told"])).build().unwrap();
+    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["paid"])).build().unwrap();
     let app = Router::new().route("/a", post(tells::<G>)).layer(idempotency.layer());
     let mut operator = sqlx::PgConnection::connect(&url()).await.unwrap();
     for (body, status) in [("\"one\"", 201), ("\"one\"", 201), ("\"two\"", 500)] {
@@ -372,7 +372,7 @@ pub(crate) async fn o6_o7_a_request_meets_its_event_in_the_outbox<G: Server>() {
         let forget = format!("DELETE FROM {}.processed_results", ground.schema().quoted());
         sqlx::raw_sql(sqlx::AssertSqlSafe(forget)).execute(&mut operator).await.unwrap();
     }
-    assert_eq!(ground.store().outbox().unwrap().events(Some("told"), None, 10).await.unwrap().len(), 1);
+    assert_eq!(ground.store().outbox().unwrap().events(Some("paid"), None, 10).await.unwrap().len(), 1);
 }
 
 /// W19: no key is claimed, and no database asked, for a path or a method that no route takes.

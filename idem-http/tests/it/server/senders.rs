@@ -44,7 +44,7 @@ async fn shop(app: App, parts: &mut Parts) -> Result<Option<Authenticated>, BoxE
 }
 
 /// W195: the application's own extractor says whose keys a request uses. A stranger gets 401, and where it cannot be found out who sends a
-/// request it is 503: nothing runs, and nothing is told of the key.
+/// request it is 503: nothing runs, and the response says nothing of the key.
 #[tokio::test]
 async fn w195_a_sender_that_cannot_be_looked_up_is_not_a_stranger() {
     async fn pay(

@@ -269,7 +269,7 @@ async fn s8_an_inbox_needs_no_more_than_the_workers_role() {
         assert_eq!(code.as_deref(), Some("42501"), "{forbidden}");
     }
     let open = store.inbox().find(&name("orders")).await.unwrap().unwrap();
-    // A holder's name is no proof: another login removes nothing of its slots.
+    // A holder's name does not prove who it is: another login removes nothing of its slots.
     let held = inbox(&fixture).hold_slots(open.id, "another", Duration::from_secs(100), true).await.unwrap();
     let forged = format!(
         "SELECT remove_messages({}, 'another', array_agg(slot::bigint), array_agg({}::bigint), array_agg(number),

@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use idem_core::{
     CancellationToken, Message, OrderingKey, Origin, Source as _,
-    inbox::{InboxSource, NewInboxRow},
+    inbox::{Inbox as _, InboxSource, NewInboxRow},
     source::Received,
 };
 use tokio::{task::JoinHandle, time::Instant};
@@ -16,6 +16,7 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::{
     InboxUnderTest, SlotChange,
     broker::{name, settings},
+    receiving::Outage,
     slots::opened,
 };
 use crate::{
@@ -44,6 +45,35 @@ pub async fn slots_go_one_by_one_to_a_member_that_has_fewer<T: InboxUnderTest>(s
     let first = inbox.hold_slots(id, "first", lease, false).await.unwrap();
     let by_third = first.iter().filter(|one| one.is_wanted).count();
     assert_eq!((first.len(), by_third), (3, 1), "the third has none, and waits for one of the member with the most");
+}
+
+/// A source that is closed while it takes slots releases those too: otherwise they wait for the end of their leases.
+pub async fn slots_taken_while_a_source_closes_are_released<T: InboxUnderTest>(subject: &T) {
+    let inbox = Outage::of(subject.inbox());
+    let open = opened(&*inbox, 3).await;
+    let lease = Duration::from_secs(100);
+    let others = inbox.hold_slots(open.id, "another", lease, true).await.unwrap();
+    let source = InboxSource::with_settings(Arc::clone(&inbox) as _, name("orders"), settings().lease(lease));
+    let driver = SourceDriver::join(source).await;
+    inbox.holds_grants.store(true, Ordering::SeqCst);
+    let others: Vec<_> = others.iter().map(|one| one.held).collect();
+    inbox.release_slots(open.id, "another", &others).await.unwrap();
+    let taken = async {
+        loop {
+            inbox.granted.notified().await;
+            if subject.holders(open.id).await == [(driver.source.holder().to_owned(), 3)] {
+                break;
+            }
+            inbox.lets_through.notify_one();
+        }
+    };
+    within("slots that are taken", taken).await;
+    let lets_through = async {
+        tokio::task::yield_now().await;
+        inbox.lets_through.notify_one();
+    };
+    tokio::join!(driver.close(), lets_through);
+    assert_eq!(subject.holders(open.id).await, []);
 }
 
 /// The effects of all members, as records in one database would have them.

@@ -76,7 +76,7 @@ macro_rules! inbox_conformance {
             $crate::source_conformance!(broker);
         }
 
-        $crate::__inbox_cases! { $fresh;
+        $crate::__source_cases! { inbox, $fresh;
             late_commits_are_not_passed_by
             a_slot_has_one_holder
             a_holder_frozen_past_its_lease_settles_nothing
@@ -87,25 +87,11 @@ macro_rules! inbox_conformance {
             a_look_is_bounded_by_rows_and_bytes
             slots_go_one_by_one_to_a_member_that_has_fewer
             members_come_and_go
+            slots_taken_while_a_source_closes_are_released
             nothing_is_acknowledged_before_its_row
             a_full_inbox_stops_receiving_and_drops_nothing
             settlements_that_were_lost_leave_copies
             revoked_messages_are_left_to_their_next_receiver
         }
-    };
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __inbox_cases {
-    ($fresh:path; $($name:ident)*) => {
-        $(
-            #[test]
-            fn $name() {
-                $crate::conformance::source::run(stringify!($name), async {
-                    $crate::conformance::inbox::cases::$name(&$fresh().await).await;
-                });
-            }
-        )*
     };
 }

@@ -17,7 +17,7 @@ use idem_core::{
     },
     store::ScopeId,
 };
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 
 use super::{
     InboxUnderTest,
@@ -29,20 +29,28 @@ use crate::{
 };
 
 /// An inbox whose database cannot be written to until that is over, and which counts calls.
-struct Outage {
+pub(super) struct Outage {
     inbox: Arc<dyn Inbox>,
     is_over: AtomicBool,
     tries: AtomicUsize,
     counts: AtomicUsize,
+    /// Whether answers about slots wait until they are let through.
+    pub(super) holds_grants: AtomicBool,
+    /// An answer waits.
+    pub(super) granted: Notify,
+    pub(super) lets_through: Notify,
 }
 
 impl Outage {
-    fn of(inbox: Arc<dyn Inbox>) -> Arc<Self> {
+    pub(super) fn of(inbox: Arc<dyn Inbox>) -> Arc<Self> {
         Arc::new(Self {
             inbox,
             is_over: AtomicBool::new(false),
             tries: AtomicUsize::new(0),
             counts: AtomicUsize::new(0),
+            holds_grants: AtomicBool::new(false),
+            granted: Notify::new(),
+            lets_through: Notify::new(),
         })
     }
 
@@ -80,7 +88,12 @@ impl Inbox for Outage {
         lease: Duration,
         takes: bool,
     ) -> Result<Vec<Granted>, StoreError> {
-        self.inbox.hold_slots(inbox, holder, lease, takes).await
+        let granted = self.inbox.hold_slots(inbox, holder, lease, takes).await;
+        if self.holds_grants.load(Ordering::SeqCst) {
+            self.granted.notify_one();
+            self.lets_through.notified().await;
+        }
+        granted
     }
 
     async fn release_slots(&self, inbox: ScopeId, holder: &str, slots: &[HeldSlot]) -> Result<(), StoreError> {

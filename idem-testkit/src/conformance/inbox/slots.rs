@@ -79,7 +79,7 @@ pub async fn a_slot_has_one_holder<T: InboxUnderTest>(subject: &T) {
     let first = hold(&*inbox, &open, "first").await;
     assert_eq!(first.len(), 4);
     assert_eq!(hold(&*inbox, &open, "second").await, [], "all slots are held");
-    assert_eq!(hold(&*inbox, &open, "first").await, first, "a renewal is no new epoch");
+    assert_eq!(hold(&*inbox, &open, "first").await, first, "a renewal does not raise the epoch");
     let theirs = read(&*inbox, &open, &first).await;
     assert_eq!(theirs.len(), 20);
     subject.change_slots(open.id, SlotChange::Expired("first")).await;
@@ -97,7 +97,7 @@ pub async fn a_slot_has_one_holder<T: InboxUnderTest>(subject: &T) {
     assert_eq!(removed, second);
     assert_eq!(rows(&*inbox, &open).await, 0);
     inbox.release_slots(open.id, "first", &second).await.unwrap();
-    assert_eq!(hold(&*inbox, &open, "second").await, second, "nobody releases the slots of another");
+    assert_eq!(hold(&*inbox, &open, "second").await, second, "a member releases its own slots only");
     inbox.release_slots(open.id, "second", &second).await.unwrap();
     assert_eq!(inbox.backlog(open.id, &[], 1).await.unwrap().free_slots, 4);
 }

@@ -40,7 +40,7 @@ pub async fn s61_a_damaged_record_fails_its_own_message<T: PostgresUnderTest>(su
     }
 }
 
-/// S61: a record that the server itself cannot write out is not met again and again: its message is set aside, the others are handled.
+/// S61: a record that the server itself cannot write out does not stop its lane: its message is a dead letter, and the others are handled.
 pub async fn s61_a_record_that_cannot_be_read_stops_no_lane<T: PostgresUnderTest>(subject: &T) {
     assert_eq!(process(&consumer(subject, Write::<T>::new()), messages(&keys(3))).await, "PPP");
     let damage = "; UPDATE processed_messages SET processed_at = 'infinity' WHERE idempotency_key = 'order-001'";
@@ -101,7 +101,7 @@ pub async fn c17_expired_rows_that_are_locked_hold_up_no_others<T: PostgresUnder
         let mut removed = Vec::new();
         for kind in kinds {
             let removal = Removal { kind, kept: Duration::ZERO, rows_max, timeout: Duration::from_secs(5) };
-            let Removed::Rows(rows) = cleaner.remove(&removal).await.unwrap() else { panic!("nobody else cleans") };
+            let Removed::Rows(rows) = cleaner.remove(&removal).await.unwrap() else { panic!("another session cleans") };
             removed.push(rows);
         }
         removed

@@ -101,7 +101,7 @@ pub fn run(name: &str, case: impl Future<Output = ()>) {
 #[macro_export]
 macro_rules! source_conformance {
     ($fresh:path) => {
-        $crate::__source_cases! { $fresh;
+        $crate::__source_cases! { source, $fresh;
             every_published_message_is_delivered_once_when_acknowledged
             acknowledged_messages_are_gone_for_the_next_consumer
             unsettled_messages_come_back_after_a_crash
@@ -204,12 +204,12 @@ macro_rules! source_conformance {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __source_cases {
-    ($fresh:path; $($name:ident)*) => {
+    ($suite:ident, $fresh:path; $($name:ident)*) => {
         $(
             #[test]
             fn $name() {
                 $crate::conformance::source::run(stringify!($name), async {
-                    $crate::conformance::source::cases::$name(&$fresh().await).await;
+                    $crate::conformance::$suite::cases::$name(&$fresh().await).await;
                 });
             }
         )*

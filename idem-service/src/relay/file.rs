@@ -94,12 +94,11 @@ impl File {
             // The error's own text quotes the line.
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count();
-            let key = text
-                .lines()
-                .nth(line)
-                .and_then(|line| line.split_once('='))
-                .map(|(key, _)| format!("{}: ", key.trim()));
-            of(format!("is refused: line {}: {}{}", line + 1, key.unwrap_or_default(), without_value(error.message())))
+            let key = text.lines().nth(line).and_then(|line| line.split_once('='));
+            // An unknown field is named by the error itself.
+            let key = key.filter(|_| !error.message().starts_with("unknown field "));
+            let key = key.map(|(key, _)| format!("{}: ", key.trim())).unwrap_or_default();
+            of(format!("is refused: line {}: {key}{}", line + 1, without_value(error.message())))
         })?;
         if file.destination.is_empty() {
             return Err(of("names no destination: it needs a [[destination]] with its name".to_owned()));

@@ -1,13 +1,17 @@
 //! The inbox in the place of a broker.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use idem_core::{
     ConsumerName, Message, OrderingKey, Origin, SourceError,
-    inbox::{InboxSettings, InboxSource, NewInboxRow, OpenInbox},
+    inbox::{Inbox, InboxSettings, InboxSource, NewInboxRow, OpenInbox},
 };
 
 use super::{InboxUnderTest, SlotChange};
@@ -22,6 +26,8 @@ pub struct InboxBroker<T> {
     subject: T,
     open: OpenInbox,
     published: AtomicU64,
+    /// The inbox of each source by its holder. A source that was dropped has it until its last request ends.
+    sources: Mutex<HashMap<String, Weak<dyn Inbox>>>,
 }
 
 pub(super) fn name(consumer: &str) -> ConsumerName {
@@ -42,11 +48,15 @@ impl<T: InboxUnderTest> InboxBroker<T> {
         let inbox = subject.inbox();
         let open = inbox.open(&name("orders"), Some("queue orders"), 16).await.expect("open");
         inbox.open(&name("another"), Some("queue another"), 16).await.expect("open");
-        Self { subject, open, published: AtomicU64::new(0) }
+        Self { subject, open, published: AtomicU64::new(0), sources: Mutex::default() }
     }
 
     fn source_of(&self, consumer: &str) -> InboxSource {
-        InboxSource::with_settings(self.subject.inbox(), name(consumer), settings())
+        let inbox = self.subject.inbox();
+        let used = Arc::downgrade(&inbox);
+        let source = InboxSource::with_settings(inbox, name(consumer), settings());
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).insert(source.holder().to_owned(), used);
+        source
     }
 }
 
@@ -83,6 +93,11 @@ impl<T: InboxUnderTest> SourceUnderTest for InboxBroker<T> {
     async fn crash(&self, source: InboxSource) {
         let holder = source.holder().to_owned();
         drop(source);
+        // A request that is under way may take slots, or wait for one as a member does.
+        let used = self.sources.lock().unwrap_or_else(PoisonError::into_inner).remove(&holder);
+        while used.as_ref().is_some_and(|used| used.strong_count() > 0) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         self.subject.change_slots(self.open.id, SlotChange::Expired(&holder)).await;
     }
 

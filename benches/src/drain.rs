@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{CancellationToken, DedupConsumerBuilder, Effects, Source, Store, Worker};
+use idem_core::{CancellationToken, Effects, Source, Store, Worker, consumer::DedupConsumerBuilder};
 use tokio::time::Instant;
 
 use crate::alone::resident_mib;

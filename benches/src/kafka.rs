@@ -3,7 +3,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{DedupConsumer, DedupConsumerBuilder};
+use idem_core::{DedupConsumer, consumer::DedupConsumerBuilder};
 use idem_kafka::{KafkaOptions, Reset};
 use idem_sqlx::PostgresStore;
 use rdkafka::{

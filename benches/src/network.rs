@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder, Effects, Message, Store};
+use idem_core::{Concurrency, DedupConsumer, Effects, Message, Store, consumer::DedupConsumerBuilder};
 use idem_tokio_postgres::{
     PostgresOptions,
     tokio_postgres::{self, Client, Config, NoTls},

@@ -9,16 +9,17 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, Destination, ErrorClass,
-    IdempotencyKey, LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
+    ConsumerName, ErrorClass, IdempotencyKey, Store, StoreError, Tenant, Tx,
+    cleanup::{Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
+    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
+    hash::PayloadHash,
     outbox::{
-        Declared, DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, StoredEvent,
+        Declared, Destination, DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox,
+        OutboxBacklog, OutgoingEvent, StoredEvent,
     },
     store::{
-        AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
-        HashRuleId, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId, StoreCapabilities,
-        StoreIdentity, UnitOfWork, UnitOptions, Usage,
+        AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, CommitError, Control, ControlState, HashRuleId, Recorded,
+        Registered, Registration, RunId, ScopeId, StoreCapabilities, StoreIdentity, UnitOfWork, UnitOptions, Usage,
     },
 };
 

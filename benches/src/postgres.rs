@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{BatchHandler, Concurrency, DedupConsumer, Effects, Handler, Store};
+use idem_core::{Concurrency, DedupConsumer, Effects, Handler, Store, handler::BatchHandler};
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 

@@ -3,7 +3,11 @@
 
 mod pipelined;
 
-use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, OrderingKey, Tx};
+use idem_core::{
+    Handler, HandlerError, Message, Tx,
+    handler::{BatchAnswer, BatchHandler},
+    message::OrderingKey,
+};
 use idem_sqlx::PostgresStore;
 use serde::Deserialize;
 use sqlx::PgConnection;

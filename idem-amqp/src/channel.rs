@@ -4,7 +4,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
-use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError, source::REFUSAL_GRACE};
+use idem_core::{BoxError, ErrorClass, SourceError, config::RetryPolicy, source::REFUSAL_GRACE};
 use lapin::{
     Channel, Connection, Consumer, ErrorKind,
     message::Delivery,

@@ -137,7 +137,9 @@ impl Confirmed {
             Ok(Err(refused @ SourceError::Refused { .. })) => {
                 return answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(again(&refused)))).collect();
             }
-            Ok(Err(error)) => idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": "),
+            Ok(Err(error)) => {
+                idem_core::internal::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+            }
             Err(late) => late.to_string(),
         };
         let unanswered = || Err(SourceError::unavailable(self.doing, left.clone()));

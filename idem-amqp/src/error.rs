@@ -91,7 +91,7 @@ fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
 fn untrusted(error: &Error) -> Option<String> {
     let ErrorKind::IOError(error) = error.kind() else { return None };
     let inner = error.get_ref()?;
-    idem_core::chain(inner).find_map(|error| match error.downcast_ref::<rustls::Error>() {
+    idem_core::internal::chain(inner).find_map(|error| match error.downcast_ref::<rustls::Error>() {
         Some(rustls::Error::InvalidCertificate(why)) => Some(why.to_string()),
         Some(_) | None => None,
     })
@@ -103,7 +103,7 @@ fn wants_certificate(error: &Error) -> bool {
     use rustls::AlertDescription as Alert;
 
     let ErrorKind::IOError(error) = error.kind() else { return false };
-    let told = error.get_ref().into_iter().flat_map(|inner| idem_core::chain(inner));
+    let told = error.get_ref().into_iter().flat_map(|inner| idem_core::internal::chain(inner));
     let mut alerts = told.filter_map(|error| match error.downcast_ref::<rustls::Error>() {
         Some(rustls::Error::AlertReceived(alert)) => Some(*alert),
         Some(_) | None => None,

@@ -8,7 +8,7 @@
 
 use std::io;
 
-use idem_core::UNREADABLE_HEADERS;
+use idem_core::internal::UNREADABLE_HEADERS;
 
 /// How deep tables and arrays may stand in each other. Of its 2 MiB of stack the library takes about 8 KiB a level in a build
 /// without optimisation, and 1 KiB with it; 26,000 levels fit into a frame of 128 KiB.

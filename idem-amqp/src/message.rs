@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use idem_core::{Bytes, Headers, Message, Origin};
+use idem_core::{
+    Bytes, Message,
+    message::{Headers, Origin},
+};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable},

@@ -3,7 +3,12 @@
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD, outbox::CloudEvents};
+use idem_core::{
+    ConfigError, SourceError,
+    dead_letter::{self, DeadLetter, Publisher},
+    key::KEY_FIELD,
+    outbox::CloudEvents,
+};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable, ShortString},

@@ -7,7 +7,7 @@ pub(crate) mod shared;
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use idem_core::{Reason, dead_letter::Fingerprint};
+use idem_core::dead_letter::{Fingerprint, Reason};
 use idem_sql::{SchemaName, host_name};
 
 use self::shared::{Limit, Yes, why};

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use idem_core::{ErrorClass, Store as _, StoreError, chain, store};
+use idem_core::{ErrorClass, Store as _, StoreError, internal::chain, store};
 use idem_sqlx::{MigrateError, PostgresStore, SqliteStore};
 use sqlx::{error::DatabaseError as _, sqlite::SqliteError};
 

@@ -10,7 +10,7 @@ mod retention;
 
 use std::sync::Arc;
 
-use idem_core::{Cleanup, Store as _, StoreError, store::Bookkeeping as _};
+use idem_core::{Store as _, StoreError, cleanup::Cleanup, store::Bookkeeping as _};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;

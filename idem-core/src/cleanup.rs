@@ -6,7 +6,9 @@ use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::{cleanup::runner::CleanupReport, config_error::ConfigError, error::StoreError, setters::setters};
+pub use self::runner::{Cleanup, CleanupReport, CleanupState, CleanupView};
+
+use crate::{config_error::ConfigError, error::StoreError, setters::setters};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -70,7 +72,7 @@ impl fmt::Display for Expiring {
     }
 }
 
-/// When [`Cleanup`](crate::Cleanup) runs, in steps of what size, and how long rows without an expiry of their own are kept.
+/// When [`Cleanup`] runs, in steps of what size, and how long rows without an expiry of their own are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CleanupSettings {
@@ -226,7 +228,7 @@ pub struct LastCleanup {
 }
 
 /// Removes the expired rows of a store, on a connection of its own and with a role that may delete:
-/// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`](crate::Cleanup) runs it.
+/// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`] runs it.
 ///
 /// # Contract
 /// 1. A step is one transaction. It removes only rows that have expired by the database's clock, at most

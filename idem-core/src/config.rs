@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention, retry::RetryPolicy};
+pub use crate::{names::ParseNameError, retry::RetryPolicy};
+
+use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention};
 
 /// A handler's effects beside the writes through its transaction. There is no default: only the handler's author knows,
 /// and batches are safe only for the first kind. They are the consumer's, and [`Router::on_with`](crate::Router::on_with) sets others for

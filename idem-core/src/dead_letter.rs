@@ -241,7 +241,7 @@ pub trait Publisher: Send + Sync + 'static {
     /// # Errors
     /// Any outcome but a confirmation: refused, returned as unroutable, timed out. The original is then not acknowledged, and
     /// the dead letter is published again later; receivers may see it more than once. Where that goes on for
-    /// [`database_wait_max`](crate::WorkerSettings::database_wait_max), the row alone is the dead letter if it has the payload.
+    /// [`database_wait_max`](crate::config::WorkerSettings::database_wait_max), the row alone is the dead letter if it has the payload.
     /// [`SourceError::DoesNotFit`] where the topic or queue can never take this one: where the row has the payload, a copy
     /// without it is published instead, and where that does not fit either the row alone is the dead letter.
     ///

@@ -7,9 +7,11 @@ use std::{fmt, future::Future, sync::Arc};
 
 use async_trait::async_trait;
 
+pub use self::around::{Around, Next};
+pub use crate::handler_error::{CannotRepeat, UnknownTypeError};
+
 use crate::{
     caught::caught,
-    handler::around::Around,
     handler_error::HandlerError,
     message::Message,
     message_type::TypePlace,
@@ -27,7 +29,7 @@ use crate::{
 /// 4. A transaction is shared by the messages of one unit, so a handler's settings for it (`SET LOCAL`, `set_config(…, true)`)
 ///    hold for those after it, and its settings for the session (`SET`) for all later units of that session. A handler that
 ///    sets something sets it for every message before it reads or writes anything, or asks for units of one message
-///    ([`units_of_one`](crate::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
+///    ([`units_of_one`](crate::consumer::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
 ///    refused at the seal.
 /// 5. Events and results belong to the message, not to savepoints: an event that is published inside a savepoint goes out
 ///    although the handler rolls the savepoint back.
@@ -78,10 +80,10 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
 
     /// Runs `function` around each call of this handler, as layers do it in tower: an
     /// `async fn(Next<'_, S>, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form, which
-    /// calls [`Next::run`](crate::Next::run). Its writes through `tx` are part of the same transaction. Several are run outermost last.
+    /// calls [`Next::run`](crate::handler::Next::run). Its writes through `tx` are part of the same transaction. Several are run outermost last.
     ///
     /// ```
-    /// use idem_core::{Handler, HandlerError, Message, Next, Router, Store, Tx, handler_fn};
+    /// use idem_core::{Handler, HandlerError, Message, Router, Store, Tx, handler_fn, handler::Next};
     /// use tracing::Instrument as _;
     ///
     /// async fn in_a_span<S: Store>(
@@ -121,7 +123,7 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
     /// ```
     /// use std::collections::HashMap;
     ///
-    /// use idem_core::{BoxHandler, Handler, HandlerError, Message, Store, Tx, handler_fn};
+    /// use idem_core::{Handler, HandlerError, Message, Store, Tx, handler_fn, handler::BoxHandler};
     ///
     /// # async fn place<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
     /// # async fn cancel<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }

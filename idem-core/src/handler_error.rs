@@ -11,7 +11,7 @@ use crate::{
 /// The error of a handler that could not handle its message.
 ///
 /// `?` turns any error into one, also `anyhow::Error` and texts. The class is then found from the chain of sources:
-/// errors of the database by their code, a [`DecodePayloadError`](crate::DecodePayloadError) as permanent, everything
+/// errors of the database by their code, a [`DecodePayloadError`](crate::message::DecodePayloadError) as permanent, everything
 /// unknown as transient with bounded attempts. [`permanent`](Self::permanent), [`transient`](Self::transient) and
 /// [`with_class`](Self::with_class) decide it by hand. A broken connection is never the handler's fault, whatever it answers:
 /// the engine probes the connection first.
@@ -90,7 +90,7 @@ impl HandlerError {
     /// [`retry_after`](Self::retry_after) asked for is forgotten.
     ///
     /// Beside permanent and transient, [`ErrorClass::Infrastructure`] holds the message without charging it an attempt, at
-    /// most for [`database_wait_max`](crate::WorkerSettings::database_wait_max), after which each failure counts;
+    /// most for [`database_wait_max`](crate::config::WorkerSettings::database_wait_max), after which each failure counts;
     /// [`ErrorClass::Fatal`] stops the worker, for a person to change something; [`ErrorClass::RunUnitAgain`] runs the whole
     /// unit again at once, a few times.
     #[must_use]
@@ -174,7 +174,7 @@ impl HandlerError {
     }
 }
 
-/// The work was to run again, because its transaction could not be committed, and that of an [operation](crate::Operation) cannot: its steps
+/// The work was to run again, because its transaction could not be committed, and that of an [operation](crate::once::Operation) cannot: its steps
 /// are gone.
 /// The failure that is made of it names the cause, which is that of the run before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -9,12 +9,13 @@ use uuid::Uuid;
 
 pub use self::cloud_event::CloudEvent;
 pub use crate::names::{
-    IdempotencyKey, KEY_BYTES_MAX, KeyError,
+    KEY_BYTES_MAX, KeyError,
     shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with},
 };
 use crate::{
     json::{self, MemberError},
     message::Message,
+    names::IdempotencyKey,
 };
 
 /// The name of the header, attribute or JSON member that carries the key.

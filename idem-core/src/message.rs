@@ -16,12 +16,14 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+pub use self::{decode_error::DecodePayloadError, headers::Headers};
+pub use crate::names::{OrderingKey, Origin};
+
 use crate::{
     bugs::Bug,
     derive::{IdForm, derived_id},
     json,
-    message::{decode_error::DecodePayloadError, headers::Headers},
-    names::{ConsumerName, IdempotencyKey, OrderingKey, Origin, Tenant, shown::in_text},
+    names::{ConsumerName, IdempotencyKey, Tenant, shown::in_text},
 };
 
 /// The header under which a source hands over, as bytes, headers or properties that its client cannot read. A message that
@@ -188,7 +190,7 @@ impl Message {
     }
 
     /// Keeps the message as the broker's client had it, with parts that this type lacks, such as the types of its
-    /// headers, for a [`Publisher`](crate::Publisher) of the same broker. It takes about `bytes` bytes of memory.
+    /// headers, for a [`Publisher`](crate::dead_letter::Publisher) of the same broker. It takes about `bytes` bytes of memory.
     #[must_use]
     pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
         self.parts.original = Original { of: Some(original), bytes };

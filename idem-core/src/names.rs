@@ -183,7 +183,7 @@ pub const KEY_BYTES_MAX: usize = 255;
 ///
 /// 1 to 255 bytes of UTF-8 without control characters, compared byte for byte: nothing is trimmed, folded or
 /// normalised. It is printed escaped, so that it cannot forge a line of a log, or as its keyed hash where
-/// [`hide_keys_with`](crate::hide_keys_with) was called.
+/// [`hide_keys_with`](crate::key::hide_keys_with) was called.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdempotencyKey(Arc<str>);
 

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
-    event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, ORDERING_KEY_BYTES_MAX, PublishError},
+    event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, ORDERING_KEY_BYTES_MAX, PublishError},
     limits::{DestinationLimits, EVENT_RETRY, RECEIVER_KEEPS},
     publisher::{Dispatch, EventError, EventPublisher},
     rows::{
@@ -29,6 +29,7 @@ use crate::{
     hash::PayloadHash,
     message::{Message, headers::Headers},
     names::{IdempotencyKey, OrderingKey, ScopeId},
+    outbox::event::Event,
     telemetry::trace_context::{TRACEPARENT, TRACESTATE},
 };
 

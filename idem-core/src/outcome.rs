@@ -21,7 +21,7 @@ pub(crate) struct Ticket(());
 /// only the engine makes one, so acknowledging without proof does not compile:
 ///
 /// ```compile_fail
-/// let settle = idem_core::source::Settle::Acknowledge(idem_core::Durable(()));
+/// let settle = idem_core::source::Settle::Acknowledge(idem_core::source::Durable(()));
 /// ```
 #[must_use]
 #[derive(Debug)]

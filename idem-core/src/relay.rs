@@ -60,14 +60,14 @@ pub enum RelayError {
 /// a destination has confirmed are removed from the outbox. Events that it cannot accept wait for a person, and none is ever
 /// discarded.
 ///
-/// A worker gets one by [`WorkerBuilder::relay`](crate::WorkerBuilder::relay). A relay can be run once.
+/// A worker gets one by [`WorkerBuilder::relay`](crate::worker::WorkerBuilder::relay). A relay can be run once.
 ///
 /// ```no_run
 /// use std::sync::Arc;
 ///
 /// use idem_core::{
-///     Relay,
 ///     outbox::{EventPublisher, Outbox},
+///     relay::Relay,
 /// };
 ///
 /// # async fn doctest(outbox: Arc<dyn Outbox>, kafka: impl EventPublisher, shutdown: impl Future<Output = ()>)

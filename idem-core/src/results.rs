@@ -10,6 +10,6 @@ pub(crate) mod rows;
 #[cfg(feature = "seal")]
 pub use self::aes_gcm::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 pub use self::{
-    result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
+    result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, StoredResult},
     rows::{Gone, KeptResult, NewResult},
 };

@@ -30,7 +30,7 @@ impl Default for RetryPolicy {
 const SPREAD_FROM: f64 = 5.0 / 6.0;
 
 impl RetryPolicy {
-    /// A policy of so many attempts, with waits from `first` to `max`. [`WorkerBuilder::build`](crate::WorkerBuilder::build)
+    /// A policy of so many attempts, with waits from `first` to `max`. [`WorkerBuilder::build`](crate::worker::WorkerBuilder::build)
     /// checks it.
     #[must_use]
     pub const fn new(attempts: u32, first: Duration, max: Duration) -> Self {

@@ -53,7 +53,7 @@ use crate::{
 /// ```
 ///
 /// # The type and the key
-/// The type is hashed with the payload (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
+/// The type is hashed with the payload (rule `raw+type/1`, see [`WithType`](crate::hash::WithType)): a message of another type
 /// under a key that was used before is a conflict, set aside and never taken for a duplicate. Where one key names several
 /// operations that are all to run, such as an order that is placed and later cancelled, the type belongs to the *key*:
 /// [`Join`](crate::key::Join) of [`MessageType`](crate::key::MessageType) and the key.

@@ -5,12 +5,9 @@ use std::{fmt, future::Future, time::Duration};
 
 use tokio::sync::oneshot;
 
+use crate::error::SourceError;
 use crate::message::Message;
-pub use crate::{
-    dead_letter::Publisher,
-    error::SourceError,
-    outcome::{Durable, Settle},
-};
+pub use crate::outcome::{Durable, Settle};
 
 /// One hand-over of a message by the broker.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 ///
 /// ```
 /// # use std::time::Duration;
-/// assert_eq!(idem_core::Exactly(Duration::from_secs(604_800)).to_string(), "7d");
+/// assert_eq!(idem_core::internal::Exactly(Duration::from_secs(604_800)).to_string(), "7d");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exactly(pub Duration);

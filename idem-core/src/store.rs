@@ -1,5 +1,5 @@
 //! For those who write a store: the edge to the database, which holds the record of the keys in the handlers' own
-//! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
+//! transaction. Users of a store need [`Store`], [`Tx`](crate::Tx) and [`Retention`](crate::Retention), which the crate's root has.
 
 pub(crate) mod binding;
 pub(crate) mod claim;
@@ -24,23 +24,22 @@ pub use self::{
     describe::describe,
     interned::Interned,
     registration::{Registered, Registration},
-    tx::{HandingIn, Tx},
+    tx::HandingIn,
     unit::UnitOfWork,
     usage::Usage,
 };
-pub use crate::{
-    cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
-    dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
-    error::{ClaimError, CommitError, StoreError},
-    names::{HashRuleId, Retention, RunId, ScopeId},
-    outbox::rows::{AppendError, Appended, Outbox},
-    results::rows::KeptResult,
-};
 use crate::{
-    error::{BoxError, ErrorClass},
+    cleanup::Cleaner,
+    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
+    error::{BoxError, ErrorClass, StoreError},
     hash::PayloadHash,
     names::{ConsumerName, IdempotencyKey, Tenant},
+    outbox::rows::Outbox,
     setters::setters,
+};
+pub use crate::{
+    error::{ClaimError, CommitError},
+    names::{HashRuleId, RunId, ScopeId},
 };
 
 /// The capabilities of a store. A capability that is off is refused where it is asked for, never ignored.
@@ -115,7 +114,7 @@ impl UnitOptions {
 /// The session of a look-up, `None` where it must not be used again, and what was found, in the order of the claims.
 pub type LookedUp<S> = (Option<<S as Store>::Session>, Vec<Option<Found>>);
 
-/// A store whose handlers have the driver's own connection, to which the transaction of an [`Operation`](crate::Operation) then dereferences.
+/// A store whose handlers have the driver's own connection, to which the transaction of an [`Operation`](crate::once::Operation) then dereferences.
 ///
 /// Implement it where [`Store::Connection`] is a plain `&mut` of that type.
 pub trait PlainConnection: Store {
@@ -245,7 +244,7 @@ pub trait Store: Send + Sync + Sized + 'static {
         }
     }
 
-    /// A shorter borrow of a connection, which is what makes [`Tx::connection`] usable more than once.
+    /// A shorter borrow of a connection, which is what makes [`Tx::connection`](crate::Tx::connection) usable more than once.
     fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a>;
 
     /// The class of an error that a handler answered with, found in its chain of sources; `None` where no error of
@@ -415,7 +414,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
 
     /// How many bytes the dead letters of a consumer hold, over all its tenants: payloads that are kept, headers and errors, and
-    /// about [`DEAD_LETTER_ROW_BYTES`] for the rest of each row. Those that a replay has handled do not count. Where all that
+    /// about [`DEAD_LETTER_ROW_BYTES`](crate::dead_letter::DEAD_LETTER_ROW_BYTES) for the rest of each row. Those that a replay has handled do not count. Where all that
     /// the store keeps takes no more than `enough`, it may answer that instead, which is cheap.
     async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError>;
 

@@ -35,7 +35,7 @@ pub const OUTCOME: &str = "outcome";
 pub const ROUTE: &str = "route";
 /// The label of [`HTTP_WAITING`]: `memory` or `database`.
 pub const PLACE: &str = "place";
-/// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
+/// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::dead_letter::Reason::as_str).
 pub const REASON: &str = "reason";
 
 /// The kind of a metric.

@@ -111,7 +111,7 @@ impl fmt::Display for Undecided {
 }
 
 /// An intent that may or may not have been carried out. `Display` says so in one line, with the key as the engine
-/// [shows keys](idem_core::hide_keys_with).
+/// [shows keys](idem_core::key::hide_keys_with).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Indeterminate {

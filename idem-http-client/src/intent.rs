@@ -2,7 +2,10 @@
 
 use std::{fmt, time::SystemTime};
 
-use idem_core::{IdForm, IdempotencyKey, Uuid, outbox::derived_id};
+use idem_core::{
+    IdempotencyKey, Uuid,
+    outbox::{IdForm, derived_id},
+};
 
 /// One operation that must be carried out once, whichever process sends it and however many tries that takes. Its key is derived from
 /// it, and no try draws a new one.

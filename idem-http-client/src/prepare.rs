@@ -5,7 +5,7 @@ use http::{
     HeaderName, HeaderValue, Request,
     header::{CONTENT_LENGTH, InvalidHeaderValue},
 };
-use idem_core::{IdempotencyKey, KeyError};
+use idem_core::{IdempotencyKey, key::KeyError};
 use serde_json::{Map, Value};
 
 use super::{Intent, KeyPlace, Profile};
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn w33_another_key_in_the_request_is_refused() {
         let intent = Intent::of("order-1", "charge");
-        for (value, fits) in [("other", false), (intent.key(idem_core::IdForm::V5).leak(), true)] {
+        for (value, fits) in [("other", false), (intent.key(idem_core::outbox::IdForm::V5).leak(), true)] {
             let request = Request::post("/").header("idempotency-key", value).body(Bytes::new()).expect("a request");
             assert_eq!(Prepared::new(&Profile::stripe(), &intent, request).is_ok(), fits);
         }

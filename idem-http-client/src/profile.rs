@@ -5,7 +5,7 @@ mod providers;
 use std::{borrow::Cow, fmt, time::Duration};
 
 use http::{HeaderName, StatusCode};
-use idem_core::IdForm;
+use idem_core::outbox::IdForm;
 
 use super::meaning::Meaning;
 

@@ -59,7 +59,7 @@ impl EventPublisher for KafkaPublisher {
             }
         };
         if let Err(error) = self.reach(&producer).await {
-            let told = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            let told = idem_core::internal::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
             let not_sent = || {
                 if let SourceError::Refused { problem, cure } = &error {
                     return EventError::Refused { problem: problem.clone(), cure: cure.clone() };

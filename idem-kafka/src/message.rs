@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
+use idem_core::{
+    Bytes, Message,
+    message::{Headers, OrderingKey, Origin},
+};
 use rdkafka::{
     Timestamp,
     message::{Headers as _, Message as Record},

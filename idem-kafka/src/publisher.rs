@@ -7,7 +7,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, outbox::CloudEvents};
+use idem_core::{
+    ConfigError, SourceError,
+    dead_letter::{self, DeadLetter, Publisher},
+    outbox::CloudEvents,
+};
 use rdkafka::{
     error::KafkaError,
     message::{Header, OwnedHeaders},

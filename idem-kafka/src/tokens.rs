@@ -7,7 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use idem_core::{BoxError, chain};
+use idem_core::{BoxError, internal::chain};
 use rdkafka::client::OAuthToken;
 use tokio::runtime::Handle;
 

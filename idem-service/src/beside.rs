@@ -3,7 +3,12 @@
 
 use std::{fmt, future::Future, pin::Pin};
 
-use idem_core::{BoxError, Destination, Store, outbox::CloudEvents, relay::Route, store};
+use idem_core::{
+    BoxError, Store,
+    outbox::{CloudEvents, Destination},
+    relay::Route,
+    store,
+};
 
 use crate::{admin::OwnRoutes, exit::Failure};
 

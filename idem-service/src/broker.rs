@@ -3,7 +3,8 @@
 use std::{ffi::OsString, fmt, future::Future, sync::Arc};
 
 use idem_core::{
-    BoxError, Publisher, Source,
+    BoxError, Source,
+    dead_letter::Publisher,
     outbox::{CloudEvents, EventPublisher},
 };
 

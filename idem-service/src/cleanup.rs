@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::CleanupSettings;
+use idem_core::cleanup::CleanupSettings;
 
 use crate::{spans, values::DatabaseUrl};
 

@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use idem_core::{Summary, WorkerError, relay::RelayError};
+use idem_core::{
+    relay::RelayError,
+    worker::{Summary, WorkerError},
+};
 use serde::Serialize;
 
 use crate::logs;

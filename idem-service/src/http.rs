@@ -9,7 +9,11 @@ mod settings;
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
-use idem_core::{BoxError, Destination, Store, outbox::CloudEvents, relay::Route};
+use idem_core::{
+    BoxError, Store,
+    outbox::{CloudEvents, Destination},
+    relay::Route,
+};
 use idem_http::IdempotencyBuilder;
 
 pub(crate) use self::run::run;

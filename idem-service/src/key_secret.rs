@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use idem_core::{KeySecret, hide_keys_with};
+use idem_core::key::{KeySecret, hide_keys_with};
 
 /// Reads it and lets no key be shown as it is from here on. Blanks and ends of lines around it are not part of it.
 ///

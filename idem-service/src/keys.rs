@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use idem_core::{
-    KeySource,
-    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, MessageType, RecordKey},
+use idem_core::key::{
+    Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, KeySource, MessageId, MessageType, RecordKey,
 };
 
 /// How deep joins may stand in joins.

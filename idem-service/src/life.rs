@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use idem_core::{BoxError, CancellationToken, Summary, chain};
+use idem_core::{BoxError, CancellationToken, internal::chain, worker::Summary};
 
 use crate::{
     command_line::Stop,

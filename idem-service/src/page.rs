@@ -7,8 +7,9 @@ mod words;
 use std::fmt::{Display, Write as _};
 
 use idem_core::{
-    CleanupState, Incident, IncidentKind, Load, Summary, Wait, WaitCause,
+    cleanup::CleanupState,
     relay::{RelayStanding, Relayed},
+    worker::{Incident, IncidentKind, Load, Summary, Wait, WaitCause},
 };
 use tokio::time::Instant;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::Summary;
+use idem_core::worker::Summary;
 use tokio::time::Instant;
 
 /// How often the counts are noted.

@@ -7,7 +7,7 @@ pub(crate) mod standing;
 #[cfg(feature = "webhooks")]
 mod webhook;
 
-use idem_core::{BoxError, Destination, Route};
+use idem_core::{BoxError, outbox::Destination, relay::Route};
 
 pub use self::alone::relay;
 use crate::{

@@ -3,8 +3,13 @@
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use idem_core::{
-    ConfigError, DedupConsumer, DedupConsumerBuilder, KeySource, Route, Store, Worker, WorkerError, WorkerSettings,
-    relay::RelayBuilder, store,
+    ConfigError, DedupConsumer, Store, Worker,
+    config::WorkerSettings,
+    consumer::DedupConsumerBuilder,
+    key::KeySource,
+    relay::{RelayBuilder, Route},
+    store,
+    worker::WorkerError,
 };
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use idem_core::Pause;
+use idem_core::consumer::Pause;
 
 /// The state of a service, and its counts since its start.
 #[derive(Debug, Clone)]

@@ -3,8 +3,12 @@
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
 use idem_core::{
-    BatchHandler, BoxError, BoxHandler, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings,
-    outbox::CloudEvents, relay::Route,
+    BoxError, Effects, Handler, Store,
+    config::WorkerSettings,
+    consumer::DedupConsumerBuilder,
+    handler::{BatchHandler, BoxHandler},
+    outbox::{CloudEvents, Destination},
+    relay::Route,
 };
 
 use crate::{
@@ -77,7 +81,7 @@ impl<B, S: Store> fmt::Debug for Parts<B, S> {
 
 impl<B: Broker, D: Database> Service<B, D> {
     /// A worker whose handler has this name, to which a consumer is
-    /// [bound](idem_core::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
+    /// [bound](idem_core::consumer::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
     pub fn new(name: &'static str, effects: Effects, handler: impl Handler<D::Store>) -> Self {
         let parts = Parts {
             name,
@@ -174,7 +178,7 @@ impl<B: Broker, D: Database> Service<B, D> {
     /// ```
     /// use idem_service::{
     ///     Broker, Database, Effects, Service,
-    ///     idem_core::{Handler, HashRules, Tenant},
+    ///     idem_core::{Handler, Tenant, hash::HashRules},
     /// };
     ///
     /// fn ledger<B: Broker, D: Database>(handler: impl Handler<D::Store>, rules: HashRules) -> Service<B, D> {

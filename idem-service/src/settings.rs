@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Retention};
+use idem_core::{
+    ConfigError, Retention,
+    config::{ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX},
+};
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
 use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans};

@@ -4,7 +4,7 @@ use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
-use idem_core::{BoxError, ConfigError, Exactly};
+use idem_core::{BoxError, ConfigError, internal::Exactly};
 use idem_sqs::{Envelope, SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{

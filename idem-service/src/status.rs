@@ -9,10 +9,13 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
+    CancellationToken,
+    cleanup::CleanupState,
+    consumer::Pause,
     relay::{RelayView, Relayed},
     store::RunId,
     telemetry::{CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
+    worker::{Incident, IncidentKind, Load, Summary, Wait, WorkerView},
 };
 use idem_sql::SchemaName;
 use serde::Serialize;

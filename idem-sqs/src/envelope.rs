@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
-use idem_core::{Bytes, Headers, Message};
+use idem_core::{Bytes, Message, message::Headers};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, Visitor},

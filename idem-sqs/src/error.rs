@@ -71,8 +71,8 @@ where
         );
     }
     // SQS was not asked. It passes: a role's metadata answer again, or somebody signs in.
-    if let Some(failed) = idem_core::chain(&error).find(|link| link.is::<CredentialsError>()) {
-        let mut texts: Vec<_> = idem_core::chain(failed).map(ToString::to_string).collect();
+    if let Some(failed) = idem_core::internal::chain(&error).find(|link| link.is::<CredentialsError>()) {
+        let mut texts: Vec<_> = idem_core::internal::chain(failed).map(ToString::to_string).collect();
         // Each provider of a chain wraps the same words around its cause.
         texts.dedup();
         let text = format!(
@@ -83,7 +83,7 @@ where
     }
     // Which host was asked belongs to that, because it is the first thing to look at.
     if let SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) = error {
-        let texts: Vec<_> = idem_core::chain(&error).map(ToString::to_string).collect();
+        let texts: Vec<_> = idem_core::internal::chain(&error).map(ToString::to_string).collect();
         let text =
             format!("SQS does not answer for {url}, or for what AWS_ENDPOINT_URL says instead: {}", texts.join(": "));
         return SourceError::unavailable(doing, text);
@@ -95,7 +95,7 @@ where
 /// failed. The client below it does say so. A client of another kind counts as one that may have sent something.
 pub(crate) fn could_not_connect(error: &(dyn Error + 'static)) -> bool {
     let is_connect = |error: &hyper_util::client::legacy::Error| error.is_connect();
-    idem_core::chain(error).any(|error| error.downcast_ref().is_some_and(is_connect))
+    idem_core::internal::chain(error).any(|error| error.downcast_ref().is_some_and(is_connect))
 }
 
 /// Also by the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
@@ -105,12 +105,12 @@ pub(crate) fn is_denied(error: &impl ProvideErrorMetadata) -> bool {
 
 /// The SDK has no type for it.
 fn has_no_region(error: &(dyn Error + 'static)) -> bool {
-    idem_core::chain(error).any(|error| error.to_string().contains("missing signing region"))
+    idem_core::internal::chain(error).any(|error| error.to_string().contains("missing signing region"))
 }
 
 /// Whether no provider has credentials, as opposed to a provider that cannot be reached now.
 fn has_no_credentials(error: &(dyn Error + 'static)) -> bool {
-    idem_core::chain(error).any(|error| {
+    idem_core::internal::chain(error).any(|error| {
         // Errors whose types are the SDK's own: of a client without any provider, and of a machine whose metadata, the last
         // place to look, are closed to us.
         let text = error.to_string();

@@ -205,7 +205,7 @@ fn again(error: &SourceError, later: fn(String) -> EventError) -> EventError {
     match error {
         SourceError::Refused { problem, cure } => EventError::Refused { problem: problem.clone(), cure: cure.clone() },
         SourceError::Unavailable { .. } | SourceError::DoesNotFit { .. } => {
-            let texts: Vec<String> = idem_core::chain(error).map(ToString::to_string).collect();
+            let texts: Vec<String> = idem_core::internal::chain(error).map(ToString::to_string).collect();
             later(texts.join(": ")).uncounted()
         }
         // It grows with idem-core.
@@ -254,7 +254,7 @@ mod tests {
         let mut event = idem_testkit::outgoing_event("event-1", "{}");
         assert_eq!(group(&event), "event-1");
         for (key, is_itself) in [("account-7", true), ("Zürich 1", false), ("", false), (&"x".repeat(129), false)] {
-            event.ordering_key = Some(idem_core::OrderingKey::new(key.to_owned()));
+            event.ordering_key = Some(idem_core::message::OrderingKey::new(key.to_owned()));
             assert_eq!(group(&event) == key, is_itself, "{key}");
             assert!((1..=128).contains(&group(&event).len()));
         }

@@ -16,7 +16,7 @@ const HASHED: &str = "idem-sha256:";
 /// ```
 /// use idem_sqs::{idem_core::IdempotencyKey, deduplication_id};
 ///
-/// # fn main() -> Result<(), idem_sqs::idem_core::KeyError> {
+/// # fn main() -> Result<(), idem_sqs::idem_core::key::KeyError> {
 /// assert_eq!(deduplication_id(&IdempotencyKey::new("order-1")?), "order-1");
 /// assert!(deduplication_id(&IdempotencyKey::new("Zürich 1")?).starts_with("idem-sha256:"));
 /// # Ok(())

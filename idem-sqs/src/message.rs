@@ -6,7 +6,10 @@ use std::{
 };
 
 use aws_sdk_sqs::types::{Message as Received, MessageAttributeValue as Value, MessageSystemAttributeName as Name};
-use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
+use idem_core::{
+    Bytes, Message,
+    message::{Headers, OrderingKey, Origin},
+};
 
 use crate::{envelope::Envelope, queue::Queue, state::Incoming};
 

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use aws_sdk_sqs::Client;
-use idem_core::{ConfigError, Exactly};
+use idem_core::{ConfigError, internal::Exactly};
 
 use crate::envelope::Envelope;
 

@@ -14,7 +14,12 @@ use aws_sdk_sqs::{
     primitives::Blob,
     types::{MessageAttributeValue as Value, QueueAttributeName},
 };
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD, outbox::CloudEvents};
+use idem_core::{
+    ConfigError, SourceError,
+    dead_letter::{self, DeadLetter, Publisher},
+    key::KEY_FIELD,
+    outbox::CloudEvents,
+};
 use tokio::sync::OnceCell;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_sdk_sqs::types::Message;
-use idem_core::{RetryPolicy, SourceError};
+use idem_core::{SourceError, config::RetryPolicy};
 
 use crate::{envelope::Envelope, message, queue::Queue, state::Shared};
 

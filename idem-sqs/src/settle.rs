@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use futures_util::{StreamExt, stream};
-use idem_core::{RetryPolicy, source::Settled};
+use idem_core::{config::RetryPolicy, source::Settled};
 use tokio::time::Instant;
 
 use crate::{

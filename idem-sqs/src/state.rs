@@ -8,7 +8,8 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, Message, OrderingKey, SourceError,
+    CancellationToken, Message, SourceError,
+    message::OrderingKey,
     source::{Assignment, Delivery, REFUSAL_GRACE, Received, Revocation},
 };
 use tokio::{

@@ -1,12 +1,13 @@
 //! A dead letter for tests of publishers.
 
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, Reason,
-    dead_letter::{FailureKind, Fingerprint},
+    ConsumerName, ErrorClass, IdempotencyKey, Message,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    message::Origin,
     store::ScopeId,
 };
 
-/// A dead letter of this message, as a worker would hand it to a [`Publisher`](idem_core::Publisher): a conflict over the
+/// A dead letter of this message, as a worker would hand it to a [`Publisher`](idem_core::dead_letter::Publisher): a conflict over the
 /// key `order-1`, after two attempts of the consumer `ledger`.
 ///
 /// # Panics

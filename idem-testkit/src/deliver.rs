@@ -3,9 +3,9 @@
 use std::{any::type_name, collections::HashSet, sync::Arc};
 
 use idem_core::{
-    Decision, DedupConsumer, Destination, Effects, Handler, Message, Store, StoreError,
+    Decision, DedupConsumer, Effects, Handler, Message, Store, StoreError,
     key::KEY_FIELD,
-    outbox::{EventNumber, Outbox, OutgoingEvent},
+    outbox::{Destination, EventNumber, Outbox, OutgoingEvent},
     results::{RESULT_BYTES_MAX, StoredResult},
 };
 
@@ -30,7 +30,7 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use idem_core::{Decision, Handler, HandlerError, Message, Reason, Tx};
+/// # use idem_core::{Decision, Handler, HandlerError, Message, Tx, dead_letter::Reason};
 /// # use idem_testkit::{MemoryStore, deliver, message};
 /// # struct Ledger;
 /// # impl Handler<MemoryStore> for Ledger {

@@ -1,7 +1,7 @@
 //! Proofs for tests of sources. Only the engine makes a [`Durable`], so they are earned: an engine of its own handles
 //! messages against a store that is thrown away.
 
-use idem_core::{DedupConsumer, Durable, Effects, HandlerError, Message, Tx, handler_fn};
+use idem_core::{DedupConsumer, Effects, HandlerError, Message, Tx, handler_fn, source::Durable};
 
 use crate::MemoryStore;
 

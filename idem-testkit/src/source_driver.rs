@@ -10,7 +10,8 @@
 use std::{future::Future, time::Duration};
 
 use idem_core::{
-    Source, SourceError, chain,
+    Source, SourceError,
+    internal::chain,
     source::{Attached, Delivery, Received, Revocation, Settle, Settled},
 };
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{Destination, Event, IdempotencyKey, StoreError, results::NewResult};
+use idem_core::{Event, IdempotencyKey, StoreError, outbox::Destination, results::NewResult};
 use idem_sql::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use tokio_postgres::GenericClient;
 

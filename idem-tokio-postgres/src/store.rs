@@ -4,7 +4,9 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, ClaimError, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
+    cleanup::Cleaner,
+    outbox::Outbox,
+    store::{Claim, ClaimError, Found, StoreCapabilities, UnitOptions},
 };
 use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};
 use tokio_postgres::{SimpleQueryMessage, config::Config};

@@ -12,10 +12,10 @@ use std::{
 
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
-    ErrorClass, Recorded, StoreError, Tx, failpoint,
-    outbox::NewEvent,
+    ErrorClass, StoreError, Tx, failpoint,
+    outbox::{AppendError, Appended, NewEvent},
     results::{KeptResult, NewResult},
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
+    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,

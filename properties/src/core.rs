@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use idem_core::{
-    Bytes, Headers, IdempotencyKey, JsonMembers, Message, PayloadHasher,
+    Bytes, IdempotencyKey, Message,
+    hash::{JsonMembers, PayloadHasher},
     key::{CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, KeySource, RecordKey, default_key_source},
+    message::Headers,
 };
 
 use crate::lines;

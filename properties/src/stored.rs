@@ -1,6 +1,6 @@
 //! The stored headers of a message, and the envelopes that a message comes in.
 
-use idem_core::{Bytes, Headers};
+use idem_core::{Bytes, message::Headers};
 use idem_sql::{decode_headers, encode_headers};
 use idem_sqs::Envelope;
 

@@ -7,9 +7,9 @@ use std::{
 };
 
 use idem_core::{
-    ConfigError, Effects, Event, HandlerError, Message, ResultBody, Retention, RunOnce, RunOnceError, Tenant,
-    WorkError,
+    ConfigError, Effects, Event, HandlerError, Message, ResultBody, Retention, RunOnce, Tenant,
     key::{Header, KEY_FIELD},
+    once::{RunOnceError, WorkError},
 };
 use idem_testkit::MemoryStore;
 use tokio::time::sleep;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, ControlState, IdempotencyKey, Tenant,
-    store::{Bookkeeping as _, ScopeId},
+    ConsumerName, IdempotencyKey, Tenant,
+    store::{Bookkeeping as _, ControlState, ScopeId},
 };
 use tokio::time::sleep;
 

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Message, OrderingKey, Origin};
+use idem_core::{
+    Message,
+    message::{OrderingKey, Origin},
+};
 use idem_testkit::memory::{Faults, Rate};
 use tokio::{sync::Notify, time::Instant};
 

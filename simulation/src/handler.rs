@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Effects, Event, Handler, HandlerError, Message, PublishError, ResultBody, Tx,
+    Effects, Event, Handler, HandlerError, Message, ResultBody, Tx,
+    handler::{BatchAnswer, BatchHandler},
+    outbox::PublishError,
 };
 use idem_testkit::MemoryStore;
 

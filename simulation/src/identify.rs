@@ -3,8 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::{
-    HashPayloadError, HashRules, Message, PayloadHash, PayloadHasher, RawPayload, Tenant,
-    key::{Header, IdempotencyKey, KEY_FIELD, KeyError, KeySource},
+    IdempotencyKey, Message, Tenant,
+    hash::{HashPayloadError, HashRules, PayloadHash, PayloadHasher, RawPayload},
+    key::{Header, KEY_FIELD, KeyError, KeySource},
 };
 
 use crate::{

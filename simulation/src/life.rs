@@ -7,8 +7,8 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, ControlState, Tenant,
-    store::{Bookkeeping as _, ScopeId},
+    ConsumerName, Tenant,
+    store::{Bookkeeping as _, ControlState, ScopeId},
 };
 use idem_testkit::{
     Weather,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Bytes, OnConflict, Reason};
+use idem_core::{Bytes, config::OnConflict, dead_letter::Reason};
 use idem_testkit::{
     KeptDeadLetter, Operation,
     memory::{Order, Rate},

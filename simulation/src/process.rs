@@ -6,10 +6,13 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupSettings, ConfigError, DedupConsumer, HashRules, Retention, Tenant, Worker, WorkerError,
+    CancellationToken, ConfigError, DedupConsumer, Retention, Tenant, Worker,
+    cleanup::CleanupSettings,
     failpoint::Life,
+    hash::HashRules,
     key::{Header, KEY_FIELD},
     results::RESULT_BYTES_MAX,
+    worker::WorkerError,
 };
 use idem_testkit::MemoryStore;
 
@@ -108,7 +111,7 @@ async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Resu
         }
         Err(WorkerError::Unreachable { .. }) => Ok("nothing could be reached"),
         Err(error) => {
-            let causes = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>();
+            let causes = idem_core::internal::chain(&error).map(ToString::to_string).collect::<Vec<_>>();
             Err(causes.join(": "))
         }
     }

@@ -10,7 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    RetryPolicy, Store as _,
+    Store as _,
+    config::RetryPolicy,
     outbox::{CAUSED_BY, Dispatch, EventError, EventPublisher, EventState, OutgoingEvent},
     relay::{RelayBuilder, Route},
 };

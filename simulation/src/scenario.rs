@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Effects, OnConflict, RetryPolicy};
+use idem_core::{
+    Effects,
+    config::{OnConflict, RetryPolicy},
+};
 use idem_testkit::{
     Weather,
     memory::{Faults, Order, Rate, Revoke},

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, Message, OnConflict, failpoint::Life};
+use idem_core::{Bytes, Message, config::OnConflict, failpoint::Life};
 use idem_testkit::{
     Checkpoint, MemoryStore, Operation,
     memory::{Broker, Faults, Queue, QueueOptions},

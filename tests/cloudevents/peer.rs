@@ -8,8 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    KeySource as _, Message, OrderingKey,
-    key::{CloudEvent, default_key_source},
+    Message,
+    key::{CloudEvent, KeySource as _, default_key_source},
+    message::OrderingKey,
     outbox::OutgoingEvent,
 };
 use idem_testkit::outgoing_event;

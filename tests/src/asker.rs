@@ -2,7 +2,10 @@
 
 use std::{fs::OpenOptions, future::Future, io::Write as _, path::Path, time::Duration};
 
-use idem_core::{BoxError, Effects, ResultBody, RunOnce, RunOnceError, Store, Tx, WorkError};
+use idem_core::{
+    BoxError, Effects, ResultBody, RunOnce, Store, Tx,
+    once::{RunOnceError, WorkError},
+};
 use idem_sqlx::{PostgresStore, SqliteStore};
 
 use crate::plan::Asking;

@@ -10,10 +10,10 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, Destination, StoreError,
+    ConsumerName, StoreError,
     outbox::{
-        Declared, DestinationId, Dispatch, EventEnd, EventError, EventName, EventPublisher, EventState, LeaseRequest,
-        Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+        Declared, Destination, DestinationId, Dispatch, EventEnd, EventError, EventName, EventPublisher, EventState,
+        LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };
 use tokio::time::Instant;

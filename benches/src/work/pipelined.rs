@@ -1,6 +1,9 @@
 //! The same on tokio-postgres, which can pipeline.
 
-use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
+use idem_core::{
+    Handler, HandlerError, Message, Tx,
+    handler::{BatchAnswer, BatchHandler},
+};
 use idem_tokio_postgres::{
     PostgresStore,
     tokio_postgres::{Client, Error, Statement},

@@ -46,7 +46,8 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("{}", idem_core::chain(&*error).map(ToString::to_string).collect::<Vec<_>>().join(": "));
+            let causes = std::iter::successors(Some(&*error as &dyn std::error::Error), |error| error.source());
+            eprintln!("{}", causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
             ExitCode::FAILURE
         }
     }

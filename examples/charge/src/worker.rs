@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use idem_core::{BoxError, DedupConsumer, Effects, RetryPolicy, Source, Summary, Worker};
+use idem_core::{BoxError, DedupConsumer, Effects, Source, Worker, config::RetryPolicy, worker::Summary};
 use idem_sqlx::SqliteStore;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 

@@ -7,7 +7,7 @@
 use std::error::Error as StdError;
 
 use diesel::result::{ConnectionError, DatabaseErrorKind, Error};
-use idem_core::{ErrorClass, StoreError, chain};
+use idem_core::{ErrorClass, StoreError, internal::chain};
 use idem_sql::{DriverError, WEAKER_COMMIT, class_of, describe_report};
 
 /// The SQLSTATE that the server must have reported; empty where it is unknown.

@@ -14,8 +14,8 @@ use diesel_async::{
     SimpleAsyncConnection as _, TransactionManager as _,
 };
 use idem_core::{
-    ErrorClass, Recorded, Store, StoreError, Tx,
-    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions},
+    ErrorClass, Store, StoreError, Tx, cleanup::Cleaner,
+    store::{Claim, ClaimError, Claimed, CommitError, Recorded, StoreCapabilities, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
     ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value,

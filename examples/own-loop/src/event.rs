@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use idem_core::{Message, OrderingKey, Origin};
+use idem_core::{
+    Message,
+    message::{OrderingKey, Origin},
+};
 use serde::{Deserialize, Serialize};
 
 /// Messages of one queue.

@@ -20,7 +20,7 @@ use std::{
     thread,
 };
 
-use idem_core::{BoxError, ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
+use idem_core::{BoxError, ConsumerName, Store as _, dead_letter::StoredDeadLetter, store::Bookkeeping};
 use idem_sqlx::SqliteStore;
 use idem_testkit::memory::{Broker, Faults, Order, Queue, QueueOptions, Rate};
 use tokio::{runtime, time::Instant};
@@ -53,7 +53,8 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("{}", idem_core::chain(&*error).map(ToString::to_string).collect::<Vec<_>>().join(": "));
+            let causes = std::iter::successors(Some(&*error as &dyn std::error::Error), |error| error.source());
+            eprintln!("{}", causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Reason, StoredDeadLetter};
+use idem_core::dead_letter::{Reason, StoredDeadLetter};
 
 use crate::{
     crash::Moment,

@@ -1,4 +1,4 @@
-use idem_core::UNREADABLE_HEADERS;
+use idem_core::internal::UNREADABLE_HEADERS;
 
 use super::*;
 

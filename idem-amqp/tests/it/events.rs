@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use idem_amqp::AmqpPublisher;
 use idem_core::{
-    Bytes, KeySource, Message, OrderingKey,
-    key::default_key_source,
+    Bytes, Message,
+    key::{KeySource, default_key_source},
+    message::OrderingKey,
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
 };
 use idem_testkit::outgoing_event;

@@ -1,6 +1,6 @@
 //! Messages that the broker takes and the client library cannot read (G14).
 
-use idem_core::{Message, UNREADABLE_HEADERS};
+use idem_core::{Message, internal::UNREADABLE_HEADERS};
 use lapin::{
     options::{ExchangeDeclareOptions, QueueBindOptions},
     types::FieldTable,

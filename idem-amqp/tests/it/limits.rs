@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use idem_amqp::{AmqpOptions, AmqpSource, DeliveryLimit};
 use idem_core::{
-    CancellationToken, ConsumerName, ControlState, DedupConsumer, Effects, Handler, HandlerError, Message, Pause,
-    RetryPolicy, Source, SourceError, Store as _, Summary, Tenant, Tx, Worker, WorkerError, WorkerView,
-    source::Received, store::Bookkeeping,
+    CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Source, SourceError,
+    Store as _, Tenant, Tx, Worker,
+    config::RetryPolicy,
+    consumer::Pause,
+    source::Received,
+    store::{Bookkeeping, ControlState},
+    worker::{Summary, WorkerError, WorkerView},
 };
 use idem_testkit::{MemoryStore, source_driver::payloads};
 use lapin::{

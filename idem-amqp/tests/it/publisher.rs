@@ -3,7 +3,11 @@
 use std::{future::poll_fn, task::Poll};
 
 use idem_amqp::AmqpPublisher;
-use idem_core::{Bytes, DeadLetter, Headers, Message, Publisher, SourceError};
+use idem_core::{
+    Bytes, Message, SourceError,
+    dead_letter::{DeadLetter, Publisher},
+    message::Headers,
+};
 use lapin::{
     BasicProperties, Connection, ConnectionProperties,
     options::BasicGetOptions,

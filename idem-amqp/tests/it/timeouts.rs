@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_amqp::AmqpOptions;
-use idem_core::{Message, Publisher, Source, SourceError, source::Settled};
+use idem_core::{Message, Source, SourceError, dead_letter::Publisher, source::Settled};
 
 use crate::{
     broker::{Kind, Queue, eventually, host, url},

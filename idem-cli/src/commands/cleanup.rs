@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, thread};
 
-use idem_core::{Cleanup, CleanupReport, CleanupSettings, Store as _, store::Expiring};
+use idem_core::{
+    Store as _,
+    cleanup::{Cleanup, CleanupReport, CleanupSettings, Expiring},
+};
 use idem_sql::cleanup_script;
 use tokio::{runtime, sync::oneshot};
 

@@ -3,7 +3,7 @@
 pub(crate) mod accept_loss;
 pub(crate) mod groups;
 
-use idem_core::Reason;
+use idem_core::dead_letter::Reason;
 
 use crate::{
     command_line::{DeadLetters, Replay, Which, shared::Limit},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::Exactly;
+use idem_core::internal::Exactly;
 
 use crate::{
     command_line::Doctor,

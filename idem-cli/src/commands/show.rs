@@ -1,6 +1,6 @@
 //! `idem show KEY`.
 
-use idem_core::{PayloadHasher as _, Unhashed};
+use idem_core::hash::{PayloadHasher as _, Unhashed};
 use serde_json::Value;
 
 use crate::{

@@ -1,6 +1,6 @@
 //! `idem dead-letters` on a file.
 
-use idem_core::Reason;
+use idem_core::dead_letter::Reason;
 use idem_sql::BookkeepingStatements;
 
 use super::{

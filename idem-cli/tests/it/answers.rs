@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use idem_core::{Effects, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Store, WorkError};
+use idem_core::{
+    Effects, ResultBody, RunOnce, Store,
+    once::{Ran, RunOnceError, WorkError},
+    results::NotKept,
+};
 use idem_sqlx::SqliteStore;
 use serde_json::Value;
 
@@ -19,7 +23,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
     let payments = builder.final_errors().build().unwrap();
     payments
         .run_once(key, key, move |_| {
-            let mut headers = idem_core::Headers::default();
+            let mut headers = idem_core::message::Headers::default();
             headers.push("location", Some("/private".into()));
             let result = ResultBody::new(body.clone())
                 .with_status(402)

@@ -2,7 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use idem_core::{CancellationToken, CleanupSettings, Worker};
+use idem_core::{CancellationToken, Worker, cleanup::CleanupSettings};
 use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{Connection as _, PgConnection};
 use tokio::{process::Command, time::timeout};

@@ -1,6 +1,9 @@
 //! `idem consumers`.
 
-use idem_core::{ConsumerName, ControlState, Store as _, Tenant, store::Bookkeeping as _};
+use idem_core::{
+    ConsumerName, Store as _, Tenant,
+    store::{Bookkeeping as _, ControlState},
+};
 use idem_testkit::Decide as _;
 
 use crate::fixture::{Fixture, orders};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{CancellationToken, Effects, Reason, Store as _, Worker, store::Bookkeeping as _};
+use idem_core::{CancellationToken, Effects, Store as _, Worker, dead_letter::Reason, store::Bookkeeping as _};
 use idem_testkit::memory::{Broker, QueueOptions};
 
 use crate::fixture::{Accepting, Fixture, PATIENCE, PAYLOAD, message, orders};
@@ -319,14 +319,20 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
 }
 
 /// A dead letter without a key, as a worker sets one aside. One that is too large is not kept.
-async fn letter(fixture: &Fixture, origin: &str, payload: &str, reason: Reason) -> idem_core::StoredDeadLetter {
+async fn letter(
+    fixture: &Fixture,
+    origin: &str,
+    payload: &str,
+    reason: Reason,
+) -> idem_core::dead_letter::StoredDeadLetter {
     use idem_core::{
-        ErrorClass, Origin, Tenant,
+        ErrorClass, Tenant,
         dead_letter::{FailureKind, Fingerprint},
+        message::Origin,
     };
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
-    let letter = idem_core::DeadLetter {
+    let letter = idem_core::dead_letter::DeadLetter {
         scope: fixture.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
         consumer: name,
         message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
@@ -378,7 +384,7 @@ async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
         !letter(&fixture, "q/8", "third", Reason::TooLarge).await.loss_accepted,
         "nobody gave up the other message of that origin"
     );
-    let hash = idem_core::PayloadHash::of(b"first");
+    let hash = idem_core::hash::PayloadHash::of(b"first");
     let line = format!("ada accept-loss dead letter {} from q/7, 5 bytes with the hash {hash} (raw/1): junk", one.id.0);
     let trail = fixture.trail().await;
     assert!(trail.contains(&line), "{trail:?}");

@@ -8,10 +8,12 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
-    Message, Origin, PayloadHash, Reason, Retention, Store, Tenant, Tx,
-    dead_letter::{FailureKind, Fingerprint},
-    store::{Bookkeeping as _, HashRuleId, Interned, Registration, ScopeId},
+    ConsumerName, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey, Message, Retention, Store,
+    Tenant, Tx,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    hash::PayloadHash,
+    message::Origin,
+    store::{Bookkeeping as _, ControlState, HashRuleId, Interned, Registration, ScopeId},
 };
 use idem_sql::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};

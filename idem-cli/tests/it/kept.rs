@@ -4,8 +4,9 @@
 use std::sync::{Arc, Mutex};
 
 use idem_core::{
-    CancellationToken, DedupConsumer, Effects, Handler, HandlerError, IncidentKind, Message, RetryPolicy, Tx, Worker,
-    WorkerBuilder,
+    CancellationToken, DedupConsumer, Effects, Handler, HandlerError, Message, Tx, Worker,
+    config::RetryPolicy,
+    worker::{IncidentKind, WorkerBuilder},
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, MemorySource, Queue, QueueOptions};
@@ -52,7 +53,7 @@ async fn a33_twenty_mebibytes_are_kept_whole_and_replayed() {
     assert_eq!(running.await.unwrap().unwrap().dead_lettered, 1);
     let row = "SELECT concat_ws(' ', reason, idempotency_key, octet_length(payload), encode(sha256(payload), 'hex')) FROM \
                dead_letters";
-    let digest = idem_core::PayloadHash::of(&payload);
+    let digest = idem_core::hash::PayloadHash::of(&payload);
     assert_eq!(fixture.texts(row).await, [format!("too-large large {} {digest}", 20 << 20)]);
     assert!(fixture.idem("show large").ok().contains("too-large"), "it is found under its key");
     assert!(fixture.idem("dead-letters replay 1 --yes").ok().contains("1 asked for"));

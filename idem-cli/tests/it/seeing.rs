@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use idem_core::{IdempotencyKey, PayloadHash, Store as _, store::Bookkeeping as _};
+use idem_core::{IdempotencyKey, Store as _, hash::PayloadHash, store::Bookkeeping as _};
 use idem_testkit::proxy::Proxy;
 use sqlx::Connection as _;
 

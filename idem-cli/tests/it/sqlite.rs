@@ -4,8 +4,9 @@ use idem_testkit::Decide as _;
 use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Origin, Reason, Store as _, Tenant,
-    dead_letter::{FailureKind, Fingerprint},
+    ConsumerName, DedupConsumer, Effects, ErrorClass, Store as _, Tenant,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    message::Origin,
     store::Bookkeeping as _,
 };
 use idem_sqlx::SqliteStore;

@@ -16,7 +16,7 @@ use crate::{
     unit::{engine::Tenants, setup::Setup},
 };
 
-/// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`](crate::ConsumerSettings) for defaults and limits.
+/// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`](crate::config::ConsumerSettings) for defaults and limits.
 pub struct DedupConsumerBuilder<S: Store> {
     setup: Setup<S>,
     work: Option<Work<S>>,
@@ -133,7 +133,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// How payloads are hashed. Defaults to their raw bytes. Under a [`Router`](crate::Router) the type is hashed with
-    /// them, as [`WithType`](crate::WithType) does it.
+    /// them, as [`WithType`](crate::hash::WithType) does it.
     #[must_use]
     pub fn hash_rules(mut self, rules: HashRules) -> Self {
         self.setup.hashes = rules;
@@ -185,7 +185,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
 
     /// How long results are kept; their records stay for the [`retention`](Self::retention). Defaults to 24 hours, or to the retention
     /// where that is shorter; from 1 minute to the retention. Cleanup removes older ones, all but kind, status and
-    /// [reference](crate::ResultBody::reference): a later call then answers [`NotKept::Expired`](crate::NotKept::Expired), and
+    /// [reference](crate::ResultBody::reference): a later call then answers [`NotKept::Expired`](crate::results::NotKept::Expired), and
     /// nothing runs again.
     #[must_use]
     pub fn answers_for(mut self, time: Retention) -> Self {

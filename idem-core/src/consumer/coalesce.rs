@@ -1,5 +1,5 @@
 //! Calls for one message each that run in units together: see
-//! [`shares_units`](crate::DedupConsumerBuilder::shares_units).
+//! [`shares_units`](crate::consumer::DedupConsumerBuilder::shares_units).
 
 use std::{
     collections::VecDeque,

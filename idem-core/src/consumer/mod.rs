@@ -7,20 +7,25 @@ pub(crate) mod set_aside;
 
 use std::{fmt, sync::Arc};
 
+pub use self::{
+    builder::DedupConsumerBuilder,
+    set_aside::{Keep, SetAside},
+};
+pub use crate::{
+    outcome::{ConflictKind, Failure},
+    pause::Pause,
+    unit::answers::Decided,
+};
+
 use crate::{
-    consumer::{builder::DedupConsumerBuilder, coalesce::SharedUnits},
+    consumer::coalesce::SharedUnits,
     error::StoreError,
     message::Message,
     names::ConsumerName,
     outcome::Decision,
     spawn,
     store::Store,
-    unit::{
-        alone,
-        answers::{Answers, Decided},
-        engine::Engine,
-        session::OwnSession,
-    },
+    unit::{alone, answers::Answers, engine::Engine, session::OwnSession},
 };
 
 /// Decides for each message whether it is new, a duplicate or a conflict, and runs the handler in the transaction that
@@ -94,7 +99,7 @@ impl<S: Store> DedupConsumer<S> {
     ///
     /// # Errors
     /// Only where the consumer could not be registered, which [`start`](Self::start) does before; the fate of single
-    /// messages is in their decisions. A database that is down is the [failure](crate::Failure) of every message that it
+    /// messages is in their decisions. A database that is down is the [failure](crate::consumer::Failure) of every message that it
     /// could not serve, of class [`Infrastructure`](crate::ErrorClass::Infrastructure). On an error the messages are not given
     /// back: they come again from the broker.
     ///

@@ -49,7 +49,7 @@ struct Cause<'d> {
 
 impl<S: Store> DedupConsumer<S> {
     /// Keeps a message that [`process`](Self::process) has given back, where its decision is one that no other attempt changes: a conflict, which
-    /// is noted in the audit trail too, or a failure that does not [come again](crate::Failure::comes_again) and is not the set-up's. A
+    /// is noted in the audit trail too, or a failure that does not [come again](crate::consumer::Failure::comes_again) and is not the set-up's. A
     /// [`Worker`](crate::Worker) does this by itself. A copy of an earlier dead letter is counted with it.
     ///
     /// # Errors

@@ -105,7 +105,10 @@ impl FailureKind<'_> {
 /// later rule would have another number, so a text means the same for as long as a row is kept.
 ///
 /// ```
-/// use idem_core::{ErrorClass, Reason, dead_letter::{FailureKind, Fingerprint}};
+/// use idem_core::{
+///     ErrorClass,
+///     dead_letter::{FailureKind, Fingerprint, Reason},
+/// };
 ///
 /// let failure = FailureKind { code: Some("23514"), ..FailureKind::new(Reason::Permanent, ErrorClass::Permanent) };
 /// let fingerprint = Fingerprint::of(&failure);

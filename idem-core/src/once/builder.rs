@@ -17,7 +17,7 @@ use crate::{
     unit::{engine::Tenants, setup::Setup},
 };
 
-/// Settings of a [`RunOnce`]; see [`ConsumerSettings`](crate::ConsumerSettings) for defaults and limits.
+/// Settings of a [`RunOnce`]; see [`ConsumerSettings`](crate::config::ConsumerSettings) for defaults and limits.
 pub struct RunOnceBuilder<S: Store> {
     setup: Setup<S>,
     final_errors: bool,
@@ -45,7 +45,7 @@ impl<S: Store> RunOnceBuilder<S> {
         self
     }
 
-    /// A name for the work, to which the name is bound at its first start: see [`handler_name`](crate::DedupConsumerBuilder::handler_name).
+    /// A name for the work, to which the name is bound at its first start: see [`handler_name`](crate::consumer::DedupConsumerBuilder::handler_name).
     #[must_use]
     pub fn handler_name(mut self, name: &str) -> Self {
         self.setup.handler_name = Some(name.to_owned());
@@ -66,7 +66,7 @@ impl<S: Store> RunOnceBuilder<S> {
         self
     }
 
-    /// Takes each operation's tenant from something that was authenticated: see [`tenant_of`](crate::DedupConsumerBuilder::tenant_of).
+    /// Takes each operation's tenant from something that was authenticated: see [`tenant_of`](crate::consumer::DedupConsumerBuilder::tenant_of).
     #[must_use]
     pub fn tenant_of(mut self, function: impl Fn(&Message) -> Option<Tenant> + Send + Sync + 'static) -> Self {
         self.setup.tenants = Tenants::Of(Arc::new(function));
@@ -94,7 +94,7 @@ impl<S: Store> RunOnceBuilder<S> {
         self
     }
 
-    /// Where the work [publishes](crate::Tx::publish) to: see [`publishes_to`](crate::DedupConsumerBuilder::publishes_to).
+    /// Where the work [publishes](crate::Tx::publish) to: see [`publishes_to`](crate::consumer::DedupConsumerBuilder::publishes_to).
     #[must_use]
     pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
         self.setup.publishing.destinations.extend(destinations.into_iter().map(Into::into));
@@ -122,7 +122,7 @@ impl<S: Store> RunOnceBuilder<S> {
         self
     }
 
-    /// How long results are kept: see [`answers_for`](crate::DedupConsumerBuilder::answers_for).
+    /// How long results are kept: see [`answers_for`](crate::consumer::DedupConsumerBuilder::answers_for).
     #[must_use]
     pub fn answers_for(mut self, time: Retention) -> Self {
         self.setup.settings.answers_for = Some(time);
@@ -130,7 +130,7 @@ impl<S: Store> RunOnceBuilder<S> {
     }
 
     /// Seals results with AES-256-GCM before they are written: see
-    /// [`seals_results`](crate::DedupConsumerBuilder::seals_results).
+    /// [`seals_results`](crate::consumer::DedupConsumerBuilder::seals_results).
     #[cfg(feature = "seal")]
     #[must_use]
     pub fn seals_results(mut self, keys: crate::results::aes_gcm::ResultKeys) -> Self {
@@ -138,7 +138,7 @@ impl<S: Store> RunOnceBuilder<S> {
         self
     }
 
-    /// Lets work be [refused for good](crate::WorkError::final_result).
+    /// Lets work be [refused for good](crate::once::WorkError::final_result).
     ///
     /// A refusal is rolled back. One more short transaction claims the key again and keeps the outcome. If another process has recorded
     /// an outcome in between, the caller gets that one. So a refused operation may run once in each process that holds a caller of it at

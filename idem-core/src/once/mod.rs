@@ -11,6 +11,12 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
+pub use self::{
+    builder::RunOnceBuilder,
+    operation::{Begun, Operation, OperationTx},
+};
+pub use crate::unit::answers::KeyState;
+
 #[cfg(idem_bugs)]
 use crate::bugs::{self, Bug};
 use crate::{
@@ -21,10 +27,8 @@ use crate::{
     message::{Message, decode_error::DecodePayloadError},
     names::{ConsumerName, IdempotencyKey},
     once::{
-        builder::RunOnceBuilder,
         conflicts::Conflicts,
         expected::{Expected, Repeats},
-        operation::Begun,
         turns::{Turn, Turns},
     },
     outcome::{ConflictKind, Decision, Failure},
@@ -34,7 +38,7 @@ use crate::{
     store::{Bookkeeping as _, Store, claim::Recorded, tx::Tx},
     unit::{
         alone,
-        answers::{Answers, KeyState, Known},
+        answers::{Answers, Known},
         engine::Engine,
         identify::Item,
         lookup,
@@ -48,7 +52,10 @@ use crate::{
 /// [`builder`](Self::builder) makes it. Cloning is cheap, and clones share everything.
 ///
 /// ```
-/// use idem_core::{Effects, ResultBody, RunOnce, RunOnceError, Store, WorkError};
+/// use idem_core::{
+///     Effects, ResultBody, RunOnce, Store,
+///     once::{RunOnceError, WorkError},
+/// };
 ///
 /// fn transfers<S: Store>(store: S) -> Result<RunOnce<S>, idem_core::ConfigError> {
 ///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).final_errors().build()
@@ -140,7 +147,7 @@ enum Why {
 impl WorkError {
     /// The operation is refused for good, with this answer: the work's writes and events are taken back, the refusal is
     /// stored with the key, and every repeat gets it without a run. Needs
-    /// [`final_errors`](crate::RunOnceBuilder::final_errors).
+    /// [`final_errors`](crate::once::RunOnceBuilder::final_errors).
     ///
     /// A refusal with effects of its own, such as a declined payment that is to be counted, is no error: answer it with `Ok`.
     #[must_use]
@@ -202,7 +209,7 @@ pub enum RunOnceError {
         recorded: Box<Recorded>,
     },
     /// Another call has been running this operation for longer than
-    /// [`busy_timeout`](crate::RunOnceBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
+    /// [`busy_timeout`](crate::once::RunOnceBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
     /// again with the same key.
     #[error("the operation is in progress; ask again with the same key")]
     Busy,
@@ -294,7 +301,7 @@ impl<S: Store> RunOnce<S> {
     }
 
     /// Reads the operators' control of this name, and obeys it until the next call: while it is paused or halted, no work begins.
-    /// The answer of an operation that was done is given as ever, any other call is [`RunOnceError::Paused`](crate::RunOnceError::Paused),
+    /// The answer of an operation that was done is given as ever, any other call is [`RunOnceError::Paused`],
     /// and work that is under way goes on.
     ///
     /// A [`Worker`](crate::Worker) reads it every two seconds; whatever calls the work has to do the same, since nothing else reads
@@ -321,7 +328,7 @@ impl<S: Store> RunOnce<S> {
 
     /// Runs `work` unless an operation with this key was done before, and returns the first run's answer. The payload
     /// distinguishes the operation from another one that uses the same key. The key is given as the header `idempotencykey`,
-    /// where the default [source](crate::RunOnceBuilder::key_source) finds it; with another source use
+    /// where the default [source](crate::once::RunOnceBuilder::key_source) finds it; with another source use
     /// [`run_message`](Self::run_message).
     ///
     /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
@@ -329,8 +336,8 @@ impl<S: Store> RunOnce<S> {
     /// transaction happen once; its effects elsewhere may be repeated. To publish, it has the message as
     /// [`tx.message()`](Tx::message).
     ///
-    /// At most [`lanes`](crate::RunOnceBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes. Calls
-    /// with one key wait for the first of them in memory, for [`busy_timeout`](crate::RunOnceBuilder::busy_timeout) at most, and take
+    /// At most [`lanes`](crate::once::RunOnceBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes. Calls
+    /// with one key wait for the first of them in memory, for [`busy_timeout`](crate::once::RunOnceBuilder::busy_timeout) at most, and take
     /// no lane meanwhile; one process of several that ask for it waits on a lane, as long again.
     ///
     /// # Errors
@@ -349,7 +356,10 @@ impl<S: Store> RunOnce<S> {
     /// gets an open transaction as a value, and every other the first one's answer.
     ///
     /// ```
-    /// # use idem_core::{Begun, ResultBody, RunOnce, RunOnceError, Store};
+    /// # use idem_core::{
+    /// #     ResultBody, RunOnce, Store,
+    /// #     once::{Begun, RunOnceError},
+    /// # };
     /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
     ///     match payments.once(key, payload).await? {
     ///         Begun::Known(ran) => Ok(ran.value),
@@ -421,7 +431,7 @@ impl<S: Store> RunOnce<S> {
     }
 
     /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
-    /// [tells them apart](crate::RunOnceBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
+    /// [tells them apart](crate::once::RunOnceBuilder::tenant_of), or a key that a [source](crate::key::KeySource) finds.
     ///
     /// # Errors
     /// [`RunOnceError`].

@@ -63,9 +63,9 @@ pub enum Begun<S: Store> {
 /// An operation under way. Dropped before its end, it is rolled back, and its key is free again. Where its transaction was used, a statement
 /// may still be running, so that its connection is closed; [`give_up`](Self::give_up) keeps the connection.
 ///
-/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::RunOnceBuilder::lanes): a
+/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::once::RunOnceBuilder::lanes): a
 /// task that has one and begins another may wait for itself. It takes at most the
-/// [deadline of handlers](crate::RunOnceBuilder::handler_deadline), after which nothing of it is kept.
+/// [deadline of handlers](crate::once::RunOnceBuilder::handler_deadline), after which nothing of it is kept.
 ///
 /// Its work cannot run again. Where the transaction could not be committed for another's sake, it fails with [`CannotRepeat`].
 pub struct Operation<S: Store> {
@@ -235,7 +235,7 @@ impl<S: Store> Operation<S> {
         ended.await
     }
 
-    /// Refuses the operation for good: see [`WorkError::final_result`](crate::WorkError::final_result).
+    /// Refuses the operation for good: see [`WorkError::final_result`](crate::once::WorkError::final_result).
     ///
     /// # Errors
     /// As for [`finish`](Self::finish).

@@ -94,7 +94,7 @@ pub struct Event {
 
 impl Event {
     /// An event for this destination, which the consumer has
-    /// [declared](crate::DedupConsumerBuilder::publishes_to). It has no payload yet.
+    /// [declared](crate::consumer::DedupConsumerBuilder::publishes_to). It has no payload yet.
     pub fn to(destination: &str) -> Self {
         Self {
             destination: destination.into(),

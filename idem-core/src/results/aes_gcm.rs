@@ -72,7 +72,7 @@ pub trait SealKeyProvider: Send + Sync + 'static {
     fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]>;
 }
 
-/// The keys that results are sealed with; see [`seals_results`](crate::DedupConsumerBuilder::seals_results).
+/// The keys that results are sealed with; see [`seals_results`](crate::consumer::DedupConsumerBuilder::seals_results).
 ///
 /// To change the key, give all programs the new one beside the old, and then make the new one the current one. Keep the old
 /// one for as long as results are kept that it has sealed.

@@ -94,7 +94,7 @@ impl fmt::Debug for ResultBody {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredResult {
-    /// Whether the operation was refused permanently, without an effect; see [`WorkError::final_result`](crate::WorkError::final_result).
+    /// Whether the operation was refused permanently, without an effect; see [`WorkError::final_result`](crate::once::WorkError::final_result).
     pub is_error: bool,
     /// The answer, byte for byte.
     pub result: ResultBody,
@@ -126,7 +126,7 @@ pub enum NotKept {
         status: Option<u16>,
     },
     /// The result's time is over, and the record's is not; see
-    /// [`answers_for`](crate::DedupConsumerBuilder::answers_for).
+    /// [`answers_for`](crate::consumer::DedupConsumerBuilder::answers_for).
     #[error("the result is no longer kept")]
     Expired {
         /// Whether it was an error.

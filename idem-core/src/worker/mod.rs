@@ -30,6 +30,18 @@ use futures_util::future;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::{
+    builder::WorkerBuilder,
+    error::WorkerError,
+    view::{
+        Load, WorkerView,
+        incidents::{Incident, IncidentKind},
+        stats::Summary,
+        waits::Wait,
+    },
+};
+pub use crate::policy::WaitCause;
+
 use crate::{
     config::WorkerSettings,
     consumer::DedupConsumer,
@@ -46,20 +58,13 @@ use crate::{
         log_limit::{self, LogLimiter},
     },
     worker::{
-        builder::WorkerBuilder,
         committed_keys::CommittedKeys,
-        error::WorkerError,
         in_flight::InFlight,
         lane::Lane,
         quota::Quota,
         settler::Settlement,
         shared::{LaneCount, Shared},
-        view::{
-            WorkerView,
-            incidents::Incidents,
-            stats::{Stats, Summary},
-            waits::Waits,
-        },
+        view::{incidents::Incidents, stats::Stats, waits::Waits},
     },
 };
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, header::HeaderName as Name};
-use idem_core::IdForm;
+use idem_core::outbox::IdForm;
 
 use super::{KeyPlace, Meaning, Profile};
 

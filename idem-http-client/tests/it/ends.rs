@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request};
-use idem_core::{IdForm, IdempotencyKey, Message};
+use idem_core::{IdempotencyKey, Message, outbox::IdForm};
 use idem_http_client::{
     Answer, Ended, IdempotentClient, Indeterminate, Intent, KeyPlace, KeyStateKind, Profile, Refusal, Reqwest, Retries,
     Undecided,

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use idem_core::{Headers, Recorded, ResultBody, results::REFERENCE_BYTES_MAX};
+use idem_core::{ResultBody, message::Headers, results::REFERENCE_BYTES_MAX, store::Recorded};
 
 use super::{digest, key::KEY_HEADER};
 use crate::{ATTEMPT_HEADER, date::rfc3339};

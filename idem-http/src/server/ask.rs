@@ -11,8 +11,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use idem_core::{
-    ConfigError, IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD,
-    store::Store, telemetry,
+    ConfigError, IdempotencyKey, Message, ResultBody, Store,
+    key::KEY_FIELD,
+    once::KeyState,
+    results::{NotKept, StoredResult},
+    store::Recorded,
+    telemetry,
 };
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;

@@ -17,7 +17,11 @@ use axum::{
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use idem_core::{Begun, Operation, ResultBody, RunOnceError, Whereabouts, store::Store};
+use idem_core::{
+    ResultBody, Store,
+    internal::Whereabouts,
+    once::{Begun, Operation, RunOnceError},
+};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -84,7 +88,7 @@ impl<S: Store> Idempotency<S> {
     /// route does not have is answered with 405 before any key is claimed:
     ///
     /// ```
-    /// # use idem_http::{Idempotency, IdempotentTx, idem_core::store::Store};
+    /// # use idem_http::{Idempotency, IdempotentTx, idem_core::Store};
     /// # async fn pay<S: Store>(_: IdempotentTx<S>) -> &'static str { "paid" }
     /// # fn routes<S: Store>(idempotency: Idempotency<S>) -> axum::Router {
     /// use axum::{Router, routing::post};
@@ -97,7 +101,7 @@ impl<S: Store> Idempotency<S> {
     /// to a layer: it costs a claim and its rollback. A 405 that is set after the layer stands outside of it, and costs none:
     ///
     /// ```
-    /// # use idem_http::{Idempotency, IdempotentTx, idem_core::store::Store};
+    /// # use idem_http::{Idempotency, IdempotentTx, idem_core::Store};
     /// # async fn pay<S: Store>(_: IdempotentTx<S>) -> &'static str { "paid" }
     /// # fn routes<S: Store>(idempotency: Idempotency<S>) -> axum::Router {
     /// use axum::{Router, http::StatusCode, routing::post};

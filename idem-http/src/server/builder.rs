@@ -4,9 +4,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 use idem_core::{
-    ConfigError, Effects, Exactly, KeyPolicy, Retention, RunOnce, RunOnceBuilder,
-    key::{Header, KEY_FIELD},
-    store::Store,
+    ConfigError, Effects, Retention, RunOnce, Store,
+    internal::Exactly,
+    key::{Header, KEY_FIELD, KeyPolicy},
+    once::RunOnceBuilder,
 };
 use tokio::sync::Semaphore;
 
@@ -125,7 +126,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// ```
     /// # use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};
-    /// # use idem_core::{BoxError, store::Store};
+    /// # use idem_core::{BoxError, Store};
     /// # use idem_http::{Authenticated, IdempotencyBuilder};
     /// # #[derive(Clone)]
     /// # struct App;
@@ -350,7 +351,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// keys are known is set by [`keys_for`](Self::keys_for) alone.
     ///
     /// ```
-    /// # use idem_core::{outbox::Destination, store::Store};
+    /// # use idem_core::{Store, outbox::Destination};
     /// # fn with_events<S: Store>(builder: idem_http::IdempotencyBuilder<S>) -> idem_http::IdempotencyBuilder<S> {
     /// builder.engine(|engine| engine.publishes_to(["payments"]).events_max(8))
     /// # }

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{header, request::Parts};
 use idem_core::{
-    ConfigError, HashPayloadError, HashRules, JsonMembers, Message, PayloadHash, PayloadHasher, RawPayload,
+    ConfigError, Message,
+    hash::{HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload},
 };
 use sha2::{Digest as _, Sha256};
 

@@ -9,7 +9,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
+use idem_core::{BoxError, IdempotencyKey, Message, Store, key::KEY_FIELD};
 
 use super::{
     digest,

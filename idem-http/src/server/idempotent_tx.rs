@@ -15,8 +15,11 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use idem_core::{
-    Event, HandlerError, IdempotencyKey, Lender, Operation, OperationTx, PublishError, Whereabouts,
-    store::{PlainConnection, Store, Tx},
+    Event, HandlerError, IdempotencyKey, Store, Tx,
+    internal::{Lender, Whereabouts},
+    once::{Operation, OperationTx},
+    outbox::PublishError,
+    store::PlainConnection,
 };
 
 use super::{
@@ -142,7 +145,7 @@ impl<S: Store> IdempotentTx<S> {
     /// is not kept, and the client is asked to send the request again. Without a note such a response is kept, whatever the error was.
     ///
     /// ```
-    /// # use idem_http::{IdempotentTx, TxError, idem_core::{BoxError, store::Store}};
+    /// # use idem_http::{IdempotentTx, TxError, idem_core::{BoxError, Store}};
     /// # async fn insert<S: Store>(_: S::Connection<'_>) -> Result<(), BoxError> { Ok(()) }
     /// use axum::http::StatusCode;
     ///

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName};
 use idem_core::{
-    IdempotencyKey, KeyPolicy,
-    key::{KEY_BYTES_MAX, KeyError},
+    IdempotencyKey,
+    key::{KEY_BYTES_MAX, KeyError, KeyPolicy},
 };
 
 /// The header.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use idem_core::{KeyPolicy, Retention};
+use idem_core::{Retention, key::KeyPolicy};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// The part of a profile's day that is the cleanup's.

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use http::Request;
-use idem_core::{IdForm, Message, Uuid};
+use idem_core::{Message, Uuid, outbox::IdForm};
 
 use super::scope::Authenticated;
 
@@ -14,7 +14,7 @@ use super::scope::Authenticated;
 /// the same key, and are one client to the provider; and two calls need two keys.
 ///
 /// ```
-/// # use idem_core::IdForm;
+/// # use idem_core::outbox::IdForm;
 /// # use idem_http::RequestKey;
 /// # fn call(key: &RequestKey) {
 /// let of_the_charge = key.derived_key_as("charge", IdForm::V5); // the same on each try of the request, in each process

@@ -10,8 +10,13 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use idem_core::{
-    ConflictKind, Failure, KeyState, NotKept, Ran, Recorded, ResultBody, Retention, RunOnceError, finished,
-    store::Store, telemetry,
+    ResultBody, Retention, Store,
+    consumer::{ConflictKind, Failure},
+    internal::finished,
+    once::{KeyState, Ran, RunOnceError},
+    results::NotKept,
+    store::Recorded,
+    telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};

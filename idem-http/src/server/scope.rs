@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin};
 
 use http::request::Parts;
-use idem_core::{BoxError, IdempotencyKey, KeyError};
+use idem_core::{BoxError, IdempotencyKey, key::KeyError};
 
 use super::scoped_key::ScopedKey;
 

@@ -1,6 +1,6 @@
 //! The key under which a request is recorded: its own key, joined with its tenant and its route.
 
-use idem_core::{IdempotencyKey, KeyError};
+use idem_core::{IdempotencyKey, key::KeyError};
 use sha2::{Digest as _, Sha256};
 
 use super::key;
@@ -14,7 +14,7 @@ use super::key;
 /// let recorded = request.joined()?;
 /// assert_eq!(recorded.as_str(), "4:acme 18:POST /transactions order-1");
 /// assert_eq!(ScopedKey::parse(recorded.as_str()), Some(request));
-/// # Ok::<(), idem_core::KeyError>(())
+/// # Ok::<(), idem_core::key::KeyError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScopedKey<'a> {

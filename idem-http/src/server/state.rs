@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderName;
-use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
+use idem_core::{Retention, RunOnce, Store, StoreError, key::KeyPolicy};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -92,7 +92,7 @@ impl<S: Store> Idempotency<S> {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use idem_core::store::Store;
+    /// # use idem_core::Store;
     /// # use idem_http::Idempotency;
     /// # async fn stop() {}
     /// # async fn serve<S: Store>(

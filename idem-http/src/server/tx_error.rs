@@ -4,10 +4,7 @@ use std::{fmt, sync::Arc};
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use idem_core::{
-    ErrorClass, HandlerError, PublishError, chain,
-    store::{Store, describe},
-};
+use idem_core::{ErrorClass, HandlerError, Store, internal::chain, outbox::PublishError, store::describe};
 
 use super::{error, problem::Problem};
 
@@ -17,7 +14,7 @@ use super::{error, problem::Problem};
 /// A handler can have an error type of its own instead: its response is treated by its status.
 ///
 /// ```
-/// # use idem_http::{IdempotentTx, TxError, idem_core::store::Store};
+/// # use idem_http::{IdempotentTx, TxError, idem_core::Store};
 /// async fn pay<S: Store>(mut tx: IdempotentTx<S>, cents: String) -> Result<String, TxError> {
 ///     let cents: u32 = cents.parse()?;
 ///     let _connection = tx.connection(); // the store's own: run statements on it

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use idem_core::{
-    Bytes, KeySource, Message, OrderingKey,
-    key::{JsonMember, default_key_source},
+    Bytes, Message,
+    key::{JsonMember, KeySource, default_key_source},
+    message::OrderingKey,
     outbox::{CloudEvents, DestinationLimits, EventError, EventPublisher, OutgoingEvent},
 };
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};

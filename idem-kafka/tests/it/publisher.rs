@@ -7,7 +7,11 @@ use std::{
 };
 
 use idem_core::{
-    Bytes, DeadLetter, Headers, KeySource, Message, PayloadHash, Publisher, SourceError, key::default_key_source,
+    Bytes, Message, SourceError,
+    dead_letter::{DeadLetter, Publisher},
+    hash::PayloadHash,
+    key::{KeySource, default_key_source},
+    message::Headers,
 };
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 use rdkafka::{

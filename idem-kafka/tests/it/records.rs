@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use idem_core::{Headers, Message, OrderingKey};
+use idem_core::{
+    Message,
+    message::{Headers, OrderingKey},
+};
 use idem_kafka::{KafkaOptions, LaneBy, Reset};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 

@@ -1,7 +1,7 @@
 //! Brokers that want TLS and a password: the door of the real one at `IDEM_KAFKA_SSL_BROKERS`, where `idem` may do
 //! everything and `stranger` nothing.
 
-use idem_core::{Message, Publisher, SourceError};
+use idem_core::{Message, SourceError, dead_letter::Publisher};
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 
 use crate::{

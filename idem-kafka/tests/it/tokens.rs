@@ -10,7 +10,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use idem_core::{BoxError, Message, Publisher, SourceError, chain};
+use idem_core::{BoxError, Message, SourceError, dead_letter::Publisher, internal::chain};
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset, Token, TokenSource};
 use rdkafka::{
     ClientConfig,

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Retention, WorkerSettings};
+use idem_core::{BoxError, Retention, config::WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;

@@ -2,7 +2,9 @@
 
 use std::{error::Error, future::Future, time::Duration};
 
-use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
+use idem_core::{
+    BoxError, CancellationToken, ErrorClass, Store, StoreError, config::RetryPolicy, internal::chain, store,
+};
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
 use idem_sql::MigrateError;
 use idem_sql::SchemaName;

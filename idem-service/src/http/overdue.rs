@@ -3,8 +3,8 @@
 use std::{future::Future, pin::pin, time::Duration};
 
 use idem_core::{
-    CleanupSettings, Exactly,
-    store::Cleaner,
+    cleanup::{Cleaner, CleanupSettings},
+    internal::Exactly,
     telemetry::{CLEANUP_LAG, CLEANUP_LAG_MAX, CONSUMER},
 };
 

@@ -4,7 +4,9 @@ use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{ArgMatches, Args as _, Command, FromArgMatches as _};
 use idem_core::{
-    BoxError, CancellationToken, Cleanup, Relay, RunOnce, Store,
+    BoxError, CancellationToken, RunOnce, Store,
+    cleanup::Cleanup,
+    relay::Relay,
     telemetry::{CONSUMER, HTTP_CONNECTIONS_CLOSED},
 };
 use tokio::net::TcpListener;

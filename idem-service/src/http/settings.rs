@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use idem_core::{Destination, Store};
+use idem_core::{Store, outbox::Destination};
 use idem_http::{HashSecret, Idempotency, IdempotencyBuilder, Profile};
 
 use super::flags::{HttpFlags, ProfileFlag};

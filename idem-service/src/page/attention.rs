@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use idem_core::{CleanupState, IncidentKind, Pause, WaitCause, relay::RelayStanding, store::ControlState};
+use idem_core::{
+    cleanup::CleanupState,
+    consumer::Pause,
+    relay::RelayStanding,
+    store::ControlState,
+    worker::{IncidentKind, WaitCause},
+};
 
 use super::{html::Page, words};
 use crate::{rates::Recent, status::Status};
@@ -93,7 +99,7 @@ fn unreachable(status: &Status) -> Option<Matter> {
 
 /// The waits that do not end by themselves.
 fn waiting(status: &Status) -> Vec<Matter> {
-    let matter = |wait: idem_core::Wait| {
+    let matter = |wait: idem_core::worker::Wait| {
         let messages = words::counted(wait.messages as u64, "message", "messages");
         let more = format!("for up to {}", words::span(wait.longest));
         match wait.cause {

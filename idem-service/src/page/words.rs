@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use idem_core::Roughly;
+use idem_core::internal::Roughly;
 
 /// Where the documentation can be read, whatever machine the page is looked at from.
 pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");

@@ -3,9 +3,9 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, Relay, Route,
-    relay::RelayBuilder,
-    store::{Bookkeeping as _, Store as _},
+    BoxError, Store as _,
+    relay::{Relay, RelayBuilder, Route},
+    store::Bookkeeping as _,
 };
 use idem_sql::SchemaName;
 

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use idem_core::{BoxError, Effects, Message, OnConflict, Tenant, Tx, handler_fn};
+use idem_core::{BoxError, Effects, Message, Tenant, Tx, config::OnConflict, handler_fn};
 use idem_service::{Database, DatabaseSettings, Service, axum};
 use idem_testkit::MemoryStore;
 

@@ -11,7 +11,8 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
+    BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
+    handler::{BatchAnswer, BatchHandler},
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };

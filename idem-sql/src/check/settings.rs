@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use idem_core::{ConfigError, Exactly, StoreError};
+use idem_core::{ConfigError, StoreError, internal::Exactly};
 
 use crate::text::name::SchemaName;
 

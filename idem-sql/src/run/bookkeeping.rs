@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, Reason, StoreError,
-    StoredDeadLetter, Tenant,
-    dead_letter::REPLAY_TAKEN_FOR,
+    ConsumerName, IdempotencyKey, StoreError, Tenant,
+    dead_letter::{
+        DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd, StoredDeadLetter,
+    },
+    hash::PayloadHash,
     store::{
-        AuditEntry, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, Registered, Registration, Replay, ReplayEnd, RunId,
-        ScopeId, StoreIdentity, Usage,
+        AuditEntry, Bookkeeping, Control, ControlState, Registered, Registration, RunId, ScopeId, StoreIdentity, Usage,
     },
 };
 

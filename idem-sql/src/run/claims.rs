@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use idem_core::{
-    IdempotencyKey, PayloadHash, Recorded, StoreError,
-    store::{Claim, Claimed, Found, HashRuleId, RunId},
+    IdempotencyKey, StoreError,
+    hash::PayloadHash,
+    store::{Claim, Claimed, Found, HashRuleId, Recorded, RunId},
 };
 use uuid::Uuid;
 

@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    CleanupReport, CleanupSettings, LastCleanup, StoreError, chain,
-    store::{Backlog, Cleaner, Expiring, Removal, Removed},
+    StoreError,
+    cleanup::{Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
+    internal::chain,
 };
 
 use crate::{

@@ -1,6 +1,6 @@
 //! A message's headers as the text of a column: everything a broker may deliver comes back as it was.
 
-use idem_core::{Bytes, Headers};
+use idem_core::{Bytes, message::Headers};
 use serde_json::{Value, json};
 
 /// Headers as a JSON array of pairs, `[["name", "text"], ["name", null], ["name", {"hex": "ff00"}]]`.

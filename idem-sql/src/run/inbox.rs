@@ -8,8 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Bytes, ConsumerName, Message, OrderingKey, Origin, StoreError,
+    Bytes, ConsumerName, Message, StoreError,
     inbox::{Granted, HeldSlot, Inbox, InboxBacklog, InboxRow, NewInboxRow, OpenInbox, Reading, Settling},
+    message::{OrderingKey, Origin},
     store::ScopeId,
 };
 

@@ -10,10 +10,11 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, Destination, ErrorClass, IdempotencyKey, OrderingKey, StoreError,
+    ConsumerName, ErrorClass, IdempotencyKey, StoreError,
+    message::OrderingKey,
     outbox::{
-        Declared, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState, LeaseRequest, Leased,
-        Outbox, OutboxBacklog, OutgoingEvent, StoredEvent, UNDER_WAY,
+        Declared, Destination, DestinationId, DestinationLimits, EventEnd, EventName, EventNumber, EventState,
+        LeaseRequest, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent, UNDER_WAY,
     },
     store::Interned,
 };

@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::Arc};
 
-use idem_core::{StoreError, chain};
+use idem_core::{StoreError, internal::chain};
 
 use crate::{
     check::errors::TAKEN,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{CleanupSettings, store::Expiring};
+use idem_core::cleanup::{CleanupSettings, Expiring};
 
 use crate::text::{dialect::Dialect, name::SchemaName};
 

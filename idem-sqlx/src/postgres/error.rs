@@ -3,7 +3,8 @@
 use std::error::Error;
 
 use idem_core::{
-    ErrorClass, StoreError, chain,
+    ErrorClass, StoreError,
+    internal::chain,
     store::{ClaimError, CommitError},
 };
 use idem_sql::{AppendLimits, DriverError, class_of, describe_report, refused_parameter, unreadable};

@@ -18,9 +18,9 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{
-        Claim, ClaimError, Cleaner, Found, Outbox, PlainConnection, StoreCapabilities, UnitOfWork as _, UnitOptions,
-    },
+    cleanup::Cleaner,
+    outbox::Outbox,
+    store::{Claim, ClaimError, Found, PlainConnection, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
 pub use idem_sql::Pooler;
 use idem_sql::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, key_id, refused_login};

@@ -4,10 +4,10 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::SystemTime};
 
 use futures_util::StreamExt as _;
 use idem_core::{
-    Recorded, StoreError, Tx, failpoint,
-    outbox::NewEvent,
+    StoreError, Tx, failpoint,
+    outbox::{AppendError, Appended, NewEvent},
     results::{KeptResult, NewResult},
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
+    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, from_microseconds, in_claim_order, key_id,

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    ErrorClass, Recorded, Retention, StoreError,
-    store::{Claim, Claimed, Found, HashRuleId, RunId, boxed},
+    ErrorClass, Retention, StoreError,
+    store::{Claim, Claimed, Found, HashRuleId, Recorded, RunId, boxed},
 };
 use idem_sql::{kept_beside, key_and_hash};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};

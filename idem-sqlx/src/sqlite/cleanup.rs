@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    CleanupReport, CleanupSettings, LastCleanup, StoreError,
-    store::{Backlog, Cleaner, Expiring, Removal, Removed},
+    StoreError,
+    cleanup::{Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
 };
 use idem_sql::Dialect;
 use sqlx::{AssertSqlSafe, Row as _};

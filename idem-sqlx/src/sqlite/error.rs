@@ -31,7 +31,7 @@ pub(super) fn is_busy(error: &Error) -> bool {
 
 /// The class of an error, found in its chain of sources.
 pub(super) fn classify(error: &(dyn StdError + 'static)) -> Option<ErrorClass> {
-    idem_core::chain(error).find_map(class_of_link)
+    idem_core::internal::chain(error).find_map(class_of_link)
 }
 
 fn class_of_link(error: &(dyn StdError + 'static)) -> Option<ErrorClass> {

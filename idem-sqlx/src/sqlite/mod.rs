@@ -24,7 +24,9 @@ use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Claim, Cleaner, Found, Outbox, PlainConnection, StoreCapabilities, UnitOptions},
+    cleanup::Cleaner,
+    outbox::Outbox,
+    store::{Claim, Found, PlainConnection, StoreCapabilities, UnitOptions},
 };
 use idem_sql::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};

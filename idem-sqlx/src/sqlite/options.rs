@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Exactly, StoreError};
+use idem_core::{StoreError, internal::Exactly};
 use idem_sql::SchemaName;
 use sqlx::{
     ConnectOptions,

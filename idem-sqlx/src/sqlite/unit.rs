@@ -10,9 +10,10 @@ use std::{
 };
 
 use idem_core::{
-    Recorded, StoreError, Tx, failpoint,
+    StoreError, Tx, failpoint,
+    outbox::{AppendError, Appended},
     results::KeptResult,
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions, boxed},
+    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions, boxed},
 };
 use idem_sql::from_microseconds;
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};

@@ -1,6 +1,7 @@
 use idem_core::{
-    Bytes, ConsumerName, DeadLetterId, ErrorClass, Headers, IdempotencyKey, Message, OrderingKey, Origin, Reason,
-    dead_letter::{FailureKind, Fingerprint},
+    Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message,
+    dead_letter::{DeadLetterId, FailureKind, Fingerprint, Reason},
+    message::{Headers, OrderingKey, Origin},
     store::ScopeId,
 };
 

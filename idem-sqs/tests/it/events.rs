@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use aws_sdk_sqs::types::MessageSystemAttributeName;
 use idem_core::{
-    CancellationToken, DedupConsumer, Effects, Event, HandlerError, KeySource, Message, OrderingKey, Relay, Store as _,
-    Tx, handler_fn,
-    key::default_key_source,
+    CancellationToken, DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
+    key::{KeySource, default_key_source},
+    message::OrderingKey,
     outbox::{CloudEvents, DestinationLimits, EventError, EventPublisher, OutgoingEvent},
+    relay::Relay,
 };
 use idem_sqs::SqsPublisher;
 use idem_testkit::{MemoryStore, message, outgoing_event, sqs::QueueOptions};

@@ -1,7 +1,10 @@
 //! Dead letters to a queue.
 
 use idem_core::{
-    DeadLetter, DeadLetterId, KeySource, Message, PayloadHash, Publisher, SourceError, key::default_key_source,
+    Message, SourceError,
+    dead_letter::{DeadLetter, DeadLetterId, Publisher},
+    hash::PayloadHash,
+    key::{KeySource, default_key_source},
 };
 use idem_sqs::{
     SqsPublisher,

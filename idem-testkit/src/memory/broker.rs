@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use idem_core::{Message, Origin, SourceError};
+use idem_core::{Message, SourceError, message::Origin};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{

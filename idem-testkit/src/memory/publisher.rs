@@ -1,7 +1,10 @@
 //! [`MemoryPublisher`]: dead letters go to a queue.
 
 use async_trait::async_trait;
-use idem_core::{DeadLetter, Message, Publisher, SourceError, dead_letter};
+use idem_core::{
+    Message, SourceError,
+    dead_letter::{self, DeadLetter, Publisher},
+};
 
 use super::broker::Queue;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use idem_core::OrderingKey;
+use idem_core::message::OrderingKey;
 
 use super::options::Order;
 

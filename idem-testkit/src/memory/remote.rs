@@ -9,7 +9,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    DeadLetter, Message, Origin, Publisher, Source, SourceError,
+    Message, Source, SourceError,
+    dead_letter::{DeadLetter, Publisher},
+    message::Origin,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::sync::{Mutex as AsyncMutex, oneshot};

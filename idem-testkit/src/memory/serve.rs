@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use idem_core::{Message, Origin, SourceError};
+use idem_core::{Message, SourceError, message::Origin};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{Mutex as AsyncMutex, mpsc, watch},

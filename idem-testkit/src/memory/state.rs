@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Message, Origin, SourceError, source::Settled};
+use idem_core::{Message, SourceError, message::Origin, source::Settled};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -420,7 +420,7 @@ fn ordered(message: Message, order: Order) -> Message {
         (Order::None, None, _) | (Order::ByKey | Order::ByKeyOneAtATime, Some(_), _) => message,
         (Order::ByKey | Order::ByKeyOneAtATime, None, None) => message,
         (Order::ByKey | Order::ByKeyOneAtATime, None, Some(key)) => {
-            let key = idem_core::OrderingKey::new(key.clone());
+            let key = idem_core::message::OrderingKey::new(key.clone());
             message.with_ordering_key(key)
         }
         // A message cannot lose its ordering key, so it is made anew without one.

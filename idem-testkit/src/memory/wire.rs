@@ -8,7 +8,11 @@
 
 use std::{io, time::SystemTime};
 
-use idem_core::{Bytes, Headers, Message, OrderingKey, Origin, SourceError, source::Settled};
+use idem_core::{
+    Bytes, Message, SourceError,
+    message::{Headers, OrderingKey, Origin},
+    source::Settled,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

@@ -10,12 +10,12 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, Retention, StoreError,
-    StoredDeadLetter, Tenant,
-    dead_letter::REPLAY_TAKEN_FOR,
+    ConsumerName, IdempotencyKey, Retention, StoreError, Tenant,
+    dead_letter::{DeadLetter, DeadLetterId, REPLAY_TAKEN_FOR, Replay, ReplayEnd, StoredDeadLetter},
+    hash::PayloadHash,
     store::{
-        AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Interned, Registered, Registration, Replay, ReplayEnd,
-        RunId, ScopeId, Usage,
+        AuditEntry, Binding, Bookkeeping, Control, ControlState, HashRuleId, Interned, Registered, Registration, RunId,
+        ScopeId, Usage,
     },
 };
 

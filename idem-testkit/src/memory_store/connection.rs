@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use idem_core::{
-    Bytes, ErrorClass, PayloadHash,
+    Bytes, ErrorClass,
+    hash::PayloadHash,
     outbox::{EventNumber, NewEvent},
     results::NewResult,
 };

@@ -8,8 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, Message, Origin, StoreError, Tenant,
+    ConsumerName, Message, StoreError, Tenant,
     inbox::{Granted, HeldSlot, Inbox, InboxBacklog, InboxRow, InboxStore, NewInboxRow, OpenInbox, Reading, Settling},
+    message::Origin,
     store::ScopeId,
 };
 

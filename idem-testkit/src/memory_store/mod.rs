@@ -5,6 +5,7 @@ mod connection;
 mod fault;
 mod inbox;
 mod outbox;
+mod results;
 mod rows;
 mod server;
 mod state;
@@ -19,7 +20,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, DeadLetterId, Recorded, store::ScopeId};
+use idem_core::{
+    Bytes,
+    dead_letter::DeadLetterId,
+    store::{Recorded, ScopeId},
+};
 use tokio::sync::Notify;
 
 pub use self::{

@@ -4,16 +4,17 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
-    ConsumerName, IdempotencyKey, Recorded,
+    ConsumerName, IdempotencyKey,
     results::NewResult,
-    store::{ScopeId, StoreIdentity},
+    store::{Recorded, ScopeId, StoreIdentity},
 };
 
 use super::{
     MemoryStore,
     bookkeeping::Books,
     inbox::Inboxes,
-    outbox::{Events, ResultRow},
+    outbox::Events,
+    results::ResultRow,
     state::{RecordKey, Rows, State},
 };
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use idem_core::{
-    Bytes, IdempotencyKey, Recorded, Retention,
-    store::{Claim, ScopeId},
+    Bytes, IdempotencyKey, Retention,
+    store::{Claim, Recorded, ScopeId},
 };
 use tokio::time::Instant;
 

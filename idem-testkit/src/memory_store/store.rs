@@ -3,8 +3,11 @@
 use std::{error::Error, sync::Arc};
 
 use idem_core::{
-    ErrorClass, Store, StoreError, chain,
-    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
+    ErrorClass, Store, StoreError,
+    cleanup::Cleaner,
+    internal::chain,
+    outbox::Outbox,
+    store::{Claim, Found, StoreCapabilities, UnitOptions},
 };
 
 use super::{

@@ -7,10 +7,10 @@ use std::{
 };
 
 use idem_core::{
-    ErrorClass, Recorded, StoreError, Tx,
-    outbox::{EventNumber, NewEvent},
+    ErrorClass, StoreError, Tx,
+    outbox::{AppendError, Appended, EventNumber, NewEvent},
     results::KeptResult,
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
+    store::{Claim, ClaimError, Claimed, CommitError, Recorded, UnitOfWork, UnitOptions, boxed},
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -18,7 +18,8 @@ use super::{
     Defect, MemoryConnection, MemoryError, MemoryStore, Operation, Shared, Writers,
     connection::{Pending, Status},
     fault::{Met, store_error},
-    outbox::{ResultRow, event_key},
+    outbox::event_key,
+    results::ResultRow,
     state::{RecordKey, State, UnitId, Write, record, record_key},
 };
 

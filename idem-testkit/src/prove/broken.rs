@@ -71,7 +71,7 @@ pub enum NotProven {
 }
 
 fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    idem_core::chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    idem_core::internal::chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// A promise that a handler's user relies on.

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, Handler, Message, OrderingKey, Store as _,
+    BoxError, Handler, Message, Store as _,
     failpoint::{self, Fate},
+    message::OrderingKey,
     scratch::{Scratch, Tables},
 };
 

@@ -10,7 +10,7 @@ mod tables;
 
 use std::{collections::BTreeSet, fmt, sync::Arc, thread, time::Duration};
 
-use idem_core::{BoxError, DedupConsumerBuilder, Handler, Message, scratch::Scratch};
+use idem_core::{BoxError, Handler, Message, consumer::DedupConsumerBuilder, scratch::Scratch};
 use tokio::{runtime, sync::oneshot, time::Instant};
 
 pub use self::{

@@ -10,8 +10,9 @@ use std::{
 };
 
 use idem_core::{
-    BoxError, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler, Message, RetryPolicy,
-    Worker,
+    BoxError, Decision, DedupConsumer, Effects, ErrorClass, Handler, Message, Worker,
+    config::RetryPolicy,
+    consumer::DedupConsumerBuilder,
     failpoint::{Fate, Life},
     scratch::Scratch,
 };

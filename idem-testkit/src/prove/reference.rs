@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use idem_core::{
-    Decision, ErrorClass, Failure, Handler, IdempotencyKey, Message,
+    Decision, ErrorClass, Handler, IdempotencyKey, Message,
+    consumer::Failure,
     scratch::{Scratch, Tables},
 };
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Handler, HandlerError, Message, Tx, TypePlace, failpoint, scratch::Scratch};
+use idem_core::{Handler, HandlerError, Message, Tx, failpoint, internal::TypePlace, scratch::Scratch};
 use tokio::time::Instant;
 
 /// The failpoint of a handler that waits for something.

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
-    handler_fn, store::Bookkeeping as _,
+    Decision, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, Message, ResultBody, Store, Tx,
+    dead_letter::Reason, handler_fn, store::Bookkeeping as _,
 };
 use idem_testkit::{
     Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, deliver_publishing, message,
@@ -210,7 +210,8 @@ async fn a_commit_that_hangs_is_resolved() {
 #[tokio::test(start_paused = true)]
 async fn a_deadlock_is_found() {
     use idem_core::{
-        PayloadHash, Retention,
+        Retention,
+        hash::PayloadHash,
         store::{Claim, ClaimError, Claimed, Registration, UnitOfWork, UnitOptions},
     };
     let store = MemoryStore::new();

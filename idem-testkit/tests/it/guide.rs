@@ -1,6 +1,6 @@
 use std::{error::Error, sync::Arc};
 
-use idem_testkit::idem_core::{Decision, Handler, HandlerError, Message, Reason, Tx};
+use idem_testkit::idem_core::{Decision, Handler, HandlerError, Message, Tx, dead_letter::Reason};
 use idem_testkit::{MemoryStore, deliver, message};
 
 struct Ledger;

@@ -50,9 +50,11 @@ mod worker {
     use std::{sync::Arc, time::Duration};
 
     use idem_core::{
-        CancellationToken, ConsumerName, DedupConsumer, Effects, HandlerError, Message, RetryPolicy, Source, Summary,
-        Tx, Worker, handler_fn,
+        CancellationToken, ConsumerName, DedupConsumer, Effects, HandlerError, Message, Source, Tx, Worker,
+        config::RetryPolicy,
+        handler_fn,
         inbox::{InboxSource, InboxStore as _, Receiver},
+        worker::Summary,
     };
     use idem_testkit::{
         MemoryStore,

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, Publisher, Reason, Source, SourceError,
-    dead_letter::{FailureKind, Fingerprint},
+    ConsumerName, ErrorClass, IdempotencyKey, Message, Source, SourceError,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Publisher, Reason},
     source::{Delivery, Received, Settle, Settled},
     store::ScopeId,
 };
@@ -389,7 +389,7 @@ async fn a_dead_letter_is_published_with_its_facts_and_one_key() {
     let dead_letter = DeadLetter {
         consumer: ConsumerName::new("ledger").unwrap(),
         scope: ScopeId(1),
-        message: message.with_origin(idem_core::Origin::new("orders/7")),
+        message: message.with_origin(idem_core::message::Origin::new("orders/7")),
         key: Some(IdempotencyKey::new("order-1").unwrap()),
         hash: None,
         reason: Reason::Permanent,

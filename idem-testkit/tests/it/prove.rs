@@ -10,8 +10,9 @@ use std::{
 };
 
 use idem_core::{
-    BoxError, Handler, HandlerError, IdempotencyKey, KeyError, Message, OrderingKey, Store as _, Tx,
-    key::{KEY_FIELD, key_fn},
+    BoxError, Handler, HandlerError, IdempotencyKey, Message, Store as _, Tx,
+    key::{KEY_FIELD, KeyError, key_fn},
+    message::OrderingKey,
     scratch::{Scratch, Tables},
     store::{RunId, UnitOfWork as _, UnitOptions},
 };

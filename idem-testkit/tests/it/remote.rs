@@ -3,8 +3,8 @@
 use std::{process::Stdio, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, Message, Publisher, Reason, Source, SourceError,
-    dead_letter::{FailureKind, Fingerprint},
+    ConsumerName, ErrorClass, Message, Source, SourceError,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Publisher, Reason},
     source::{Received, Settled},
     store::ScopeId,
 };

@@ -10,8 +10,10 @@ use std::{
 };
 
 use idem_core::{
-    Begun, Effects, ErrorClass, HandlerError, Message, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Tenant,
-    Whereabouts, WorkError, results::ResultKeys,
+    Effects, ErrorClass, HandlerError, Message, ResultBody, RunOnce, Tenant,
+    internal::Whereabouts,
+    once::{Begun, Ran, RunOnceError, WorkError},
+    results::{NotKept, ResultKeys},
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
 
@@ -284,14 +286,14 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
 mod step_by_step {
     use super::*;
 
-    async fn first(payments: &RunOnce<MemoryStore>, key: &str) -> idem_core::Operation<MemoryStore> {
+    async fn first(payments: &RunOnce<MemoryStore>, key: &str) -> idem_core::once::Operation<MemoryStore> {
         match payments.once(key, key).await.unwrap() {
             Begun::First(run) => run,
             Begun::Known(ran) => panic!("{ran:?}"),
         }
     }
 
-    async fn write(run: &mut idem_core::Operation<MemoryStore>, row: &'static str) {
+    async fn write(run: &mut idem_core::once::Operation<MemoryStore>, row: &'static str) {
         run.tx().unwrap().tx().connection().append("payments", row, "").await.unwrap();
     }
 

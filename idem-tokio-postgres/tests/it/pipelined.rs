@@ -1,7 +1,7 @@
 //! Handlers at once: refused statements, shared state, and the limits between neighbours.
 
 use futures_util::FutureExt as _;
-use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
+use idem_core::{Concurrency, HandlerError, Message, message::OrderingKey};
 use idem_testkit::proxy::postgres::PostgresProxy;
 use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres::types::Type};
 

@@ -11,7 +11,8 @@ use std::{
 
 use idem_core::{
     ErrorClass, Store as _, StoreError,
-    store::{Bookkeeping as _, Expiring, Removal, Removed},
+    cleanup::{Expiring, Removal, Removed},
+    store::Bookkeeping as _,
 };
 use idem_tokio_postgres::{
     PostgresStore,

@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, request::Parts};
 use idem_core::{
-    DedupConsumerBuilder, Message, Store,
+    Message, Store,
+    consumer::DedupConsumerBuilder,
     key::{FirstOf, JsonMember, KEY_FIELD, MessageId},
 };
 use serde::Deserialize;

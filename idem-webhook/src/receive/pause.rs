@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{ControlState, DedupConsumer, Store, store::Control};
+use idem_core::{
+    DedupConsumer, Store,
+    store::{Control, ControlState},
+};
 use tokio::{sync::Mutex, time::Instant};
 
 /// How long a control that was read is obeyed, as by a worker.

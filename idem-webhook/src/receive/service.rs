@@ -14,7 +14,8 @@ use http::{Extensions, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, ControlState, DedupConsumer, Store,
+    BoxError, DedupConsumer, Store,
+    store::ControlState,
     telemetry::{
         self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME,
         requests::{self, NO_SUCH_METHOD, Outcomes},

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use idem_core::{Decision, DedupConsumer, Failure, Keep, Message, Reason, SetAside, Store};
+use idem_core::{
+    Decision, DedupConsumer, Message, Store,
+    consumer::{Failure, Keep, SetAside},
+    dead_letter::Reason,
+};
 
 /// An answer to the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::request::Parts;
-use idem_core::{DedupConsumerBuilder, Message, Store, key::MessageId};
+use idem_core::{Message, Store, consumer::DedupConsumerBuilder, key::MessageId};
 
 use self::{
     certificates::Certificates,

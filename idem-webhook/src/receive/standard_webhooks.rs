@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
-use idem_core::{DedupConsumerBuilder, Message, Store, key::MessageId};
+use idem_core::{Message, Store, consumer::DedupConsumerBuilder, key::MessageId};
 
 use super::{
     clock::is_near,

@@ -6,7 +6,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::request::Parts;
-use idem_core::{DedupConsumerBuilder, HashRules, JsonMembers, Message, Store, key::JsonMember};
+use idem_core::{
+    Message, Store,
+    consumer::DedupConsumerBuilder,
+    hash::{HashRules, JsonMembers},
+    key::JsonMember,
+};
 use serde::Deserialize;
 use sha2::Sha256;
 

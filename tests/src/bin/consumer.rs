@@ -9,9 +9,11 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, Concurrency, DedupConsumer, Effects, Event, Handler,
-    HandlerError, Message, RetryPolicy, Store, Tx, Worker,
+    CancellationToken, Concurrency, DedupConsumer, Effects, Event, Handler, HandlerError, Message, Store, Tx, Worker,
+    cleanup::CleanupSettings,
+    config::RetryPolicy,
     failpoint::{self, Action},
+    handler::{BatchAnswer, BatchHandler},
 };
 use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_testkit::{

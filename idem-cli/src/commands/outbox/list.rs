@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Roughly,
+    internal::Roughly,
     outbox::{EventState, Outbox, OutboxBacklog, StoredEvent},
 };
 use serde_json::Value;

@@ -56,7 +56,7 @@ counters! {
     /// Duplicates that were skipped.
     duplicates: DUPLICATES,
     /// Duplicates among them that were recognised from memory, without the database; see
-    /// [`WorkerSettings::cache_for`](crate::WorkerSettings::cache_for).
+    /// [`WorkerSettings::cache_for`](crate::config::WorkerSettings::cache_for).
     cache_hits: CACHE_HITS,
     /// Messages whose key was used before for another payload.
     conflicts: CONFLICTS,

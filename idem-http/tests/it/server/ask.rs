@@ -7,7 +7,7 @@ use http::Request;
 use http_body_util::Full;
 use idem_core::{
     Retention, Store,
-    store::{Expiring, Removal, Removed},
+    cleanup::{Expiring, Removal, Removed},
 };
 use idem_http::{AskService, Idempotency, Profile};
 use sqlx::Connection as _;

@@ -19,8 +19,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use idem_core::{
-    ErrorClass, Event, HandlerError, IdForm, Store as _,
-    outbox::{CAUSED_BY, StoredEvent},
+    ErrorClass, Event, HandlerError, Store as _,
+    outbox::{CAUSED_BY, IdForm, StoredEvent},
     telemetry::HTTP_UNTAKEN,
 };
 use idem_http::{Idempotency, IdempotentTx, RequestKey, TxError};

@@ -7,8 +7,9 @@ use http::Uri;
 #[cfg(idem_bugs)]
 use idem_core::bugs::{self, Bug};
 use idem_core::{
-    ConsumerName, ErrorClass, HandlerError, Tenant, Tx,
-    store::{Bookkeeping as _, ControlState, Expiring, Removal, Removed, Store as _},
+    ConsumerName, ErrorClass, HandlerError, Store as _, Tenant, Tx,
+    cleanup::{Expiring, Removal, Removed},
+    store::{Bookkeeping as _, ControlState},
 };
 use idem_http::{Idempotency, IdempotentTx, TxError};
 use idem_testkit::{Fault, Operation};

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use idem_core::{
-    Bytes, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin, Reason, StoreError,
-    StoredDeadLetter,
-    dead_letter::{DeadLetterIdentity, Fingerprint},
-    store::{Replay, ScopeId},
+    Bytes, ErrorClass, IdempotencyKey, Message, StoreError,
+    dead_letter::{DeadLetter, DeadLetterId, DeadLetterIdentity, Fingerprint, Reason, Replay, StoredDeadLetter},
+    message::{OrderingKey, Origin},
+    store::ScopeId,
 };
 
 use crate::{

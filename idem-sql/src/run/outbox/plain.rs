@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use idem_core::{
-    ConsumerName, Destination, Event, IdempotencyKey, PublishError, StoreError,
-    outbox::{AppendError, Appended, DestinationId, NewEvent, Outbox as _},
+    ConsumerName, Event, IdempotencyKey, StoreError,
+    outbox::{AppendError, Appended, Destination, DestinationId, NewEvent, Outbox as _, PublishError},
     store::{Interned, ScopeId},
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use idem_core::{Bytes, Headers, ResultBody, StoreError, results::KeptResult, store::Claim};
+use idem_core::{Bytes, ResultBody, StoreError, message::Headers, results::KeptResult, store::Claim};
 
 use crate::{
     check::errors::damaged_in,

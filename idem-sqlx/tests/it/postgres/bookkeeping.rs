@@ -3,10 +3,11 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, PayloadHash, Reason,
-    Store as _, StoreError, Tenant,
-    dead_letter::{FailureKind, Fingerprint},
-    store::{AuditEntry, Bookkeeping as _, Control, Registration},
+    ConsumerName, ErrorClass, IdempotencyKey, Message, Store as _, StoreError, Tenant,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    hash::PayloadHash,
+    message::Origin,
+    store::{AuditEntry, Bookkeeping as _, Control, ControlState, Registration},
 };
 use idem_sqlx::PostgresStore;
 

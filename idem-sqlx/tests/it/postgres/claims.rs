@@ -12,7 +12,8 @@ use std::{
 use futures_util::future::join_all;
 use idem_core::{
     Decision, HandlerError, Store as _,
-    store::{Claimed, Expiring, Removal, Removed, UnitOfWork as _},
+    cleanup::{Expiring, Removal, Removed},
+    store::{Claimed, UnitOfWork as _},
 };
 
 use super::{

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Cleanup, CleanupSettings, ErrorClass, Store as _, StoreError,
-    store::{Cleaner, Expiring, Removal, Removed},
+    ErrorClass, Store as _, StoreError,
+    cleanup::{Cleaner, Cleanup, CleanupSettings, Expiring, Removal, Removed},
 };
 use idem_sql::cleanup_script;
 use idem_sqlx::PostgresStore;
@@ -90,7 +90,7 @@ async fn c3_cleaners_at_work_among_claims_make_no_false_duplicate() {
             fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 s'").await;
             let [one, other] = &mut runners;
             let (one, other) = tokio::join!(one.cycle(), other.cycle());
-            let rows = |report: idem_core::CleanupReport| report.removed.first().map_or(0, |(_, rows)| *rows);
+            let rows = |report: idem_core::cleanup::CleanupReport| report.removed.first().map_or(0, |(_, rows)| *rows);
             removed += rows(one.unwrap()) + rows(other.unwrap());
             rounds += 1;
         }

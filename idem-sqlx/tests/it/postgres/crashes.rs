@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{CancellationToken, HandlerError, Message, RetryPolicy, Worker};
+use idem_core::{CancellationToken, HandlerError, Message, Worker, config::RetryPolicy};
 use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::PgConnection;
 

@@ -4,8 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    CancellationToken, Event, Relay, Store as _, Worker, WorkerBuilder,
+    CancellationToken, Event, Store as _, Worker,
     outbox::{EventError, EventPublisher, OutgoingEvent},
+    relay::Relay,
+    worker::WorkerBuilder,
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::{

@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use idem_core::{CancellationToken, IncidentKind, Message, RetryPolicy, WaitCause, Worker};
+use idem_core::{
+    CancellationToken, Message, Worker,
+    config::RetryPolicy,
+    worker::{IncidentKind, WaitCause},
+};
 use idem_testkit::memory::{Broker, QueueOptions};
 
 use super::{

@@ -4,13 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey,
-    Message, Relay, ResultBody, RetryPolicy, Route, Store as _, Tx,
+    ConsumerName, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey, Message,
+    ResultBody, Store as _, Tx,
+    cleanup::{Expiring, Removal, Removed},
+    config::RetryPolicy,
     outbox::{
-        AppendError, Dispatch, EventEnd, EventError, EventPublisher, EventState, LeaseRequest, Leased, Outbox,
-        OutgoingEvent,
+        AppendError, Destination, Dispatch, EventEnd, EventError, EventPublisher, EventState, LeaseRequest, Leased,
+        Outbox, OutgoingEvent,
     },
-    store::{Expiring, Removal, Removed},
+    relay::{Relay, Route},
 };
 use idem_sqlx::{PostgresStore, PublishPlainError};
 use idem_testkit::message;

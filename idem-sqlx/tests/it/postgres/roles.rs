@@ -9,8 +9,10 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, ConsumerName, DeadLetterId, ErrorClass, HandlerError, Message, Store as _, StoreError, Worker,
-    store::{Bookkeeping as _, Expiring, Removal, Removed},
+    CancellationToken, ConsumerName, ErrorClass, HandlerError, Message, Store as _, StoreError, Worker,
+    cleanup::{Expiring, Removal, Removed},
+    dead_letter::DeadLetterId,
+    store::Bookkeeping as _,
 };
 use idem_sql::postgres_roles;
 use idem_testkit::memory::{Broker, QueueOptions};

@@ -6,8 +6,10 @@ mod shared;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Cleanup, CleanupSettings, ControlState, DeadLetterId, Store as _,
-    store::{AuditEntry, Bookkeeping as _, Claimed, Expiring, Removal, UnitOfWork as _},
+    Store as _,
+    cleanup::{Cleanup, CleanupSettings, Expiring, Removal},
+    dead_letter::DeadLetterId,
+    store::{AuditEntry, Bookkeeping as _, Claimed, ControlState, UnitOfWork as _},
 };
 use idem_sql::PostgresStatements;
 use sqlx::AssertSqlSafe;

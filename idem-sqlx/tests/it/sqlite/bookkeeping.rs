@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use idem_core::{
-    Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, Headers, IdempotencyKey, Message, Origin, PayloadHash,
-    Reason, Store as _, StoreError, Tenant,
-    dead_letter::{FailureKind, Fingerprint},
-    store::{AuditEntry, Bookkeeping, HashRuleId, ReplayEnd, RunId, ScopeId},
+    Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Store as _, StoreError, Tenant,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason, ReplayEnd},
+    hash::PayloadHash,
+    message::{Headers, Origin},
+    store::{AuditEntry, Bookkeeping, ControlState, HashRuleId, RunId, ScopeId},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 

@@ -3,7 +3,10 @@
 use idem_testkit::Decide as _;
 use std::time::Duration;
 
-use idem_core::{Cleanup, CleanupSettings, Store as _};
+use idem_core::{
+    Store as _,
+    cleanup::{Cleanup, CleanupSettings},
+};
 
 use super::{consumer, fresh, messages, names};
 

@@ -4,7 +4,8 @@ use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decision, ErrorClass, IdempotencyKey, PayloadHash, Retention, Store, StoreError,
+    Decision, ErrorClass, IdempotencyKey, Retention, Store, StoreError,
+    hash::PayloadHash,
     store::{Bookkeeping, Claim, ClaimError, UnitOfWork, UnitOptions},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore};
@@ -116,7 +117,7 @@ async fn a18_a_statement_past_the_deadline_is_interrupted() {
     let consumer = builder(&store).handler(Scripted).handler_deadline(Duration::from_millis(200)).build().unwrap();
     let decisions = soon(consumer.decisions(vec![message("a", "block")])).await.unwrap();
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
-    assert_eq!((failure.class, failure.reason), (ErrorClass::Transient, idem_core::Reason::Deadline));
+    assert_eq!((failure.class, failure.reason), (ErrorClass::Transient, idem_core::dead_letter::Reason::Deadline));
     let decisions = soon(consumer.decisions(vec![message("a", "1")])).await.unwrap();
     assert_eq!(names(&decisions), ["processed"]);
     assert_eq!(file.effects().await, ["a=1"]);

@@ -29,8 +29,8 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Retention,
-    Store as _, Tenant, Tx,
+    ConsumerName, Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Retention, Store as _, Tenant, Tx,
+    consumer::DedupConsumerBuilder,
     store::{Bookkeeping, Registration, ScopeId},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     ConsumerName, DedupConsumer, Effects, Event, Handler, HandlerError, Message, ResultBody, Store as _, Tx,
+    cleanup::{Expiring, Removal, Removed},
     outbox::AppendError,
-    store::{Expiring, Removal, Removed},
 };
 use idem_sqlx::{PublishPlainError, SqliteStore};
 use sqlx::Connection as _;

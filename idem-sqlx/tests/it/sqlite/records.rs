@@ -4,7 +4,10 @@ use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Cleanup, CleanupSettings, Decision, ErrorClass, IdempotencyKey, Message, PayloadHash, Reason, Retention, Store,
+    Decision, ErrorClass, IdempotencyKey, Message, Retention, Store,
+    cleanup::{Cleanup, CleanupSettings},
+    dead_letter::Reason,
+    hash::PayloadHash,
     store::{Bookkeeping, Claim, Claimed, RunId, UnitOfWork, UnitOptions},
 };
 use idem_sql::KEY_ID_VECTORS;

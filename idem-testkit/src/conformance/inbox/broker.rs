@@ -10,8 +10,9 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, Message, OrderingKey, Origin, SourceError,
+    ConsumerName, Message, SourceError,
     inbox::{Inbox, InboxSettings, InboxSource, NewInboxRow, OpenInbox},
+    message::{OrderingKey, Origin},
 };
 
 use super::{InboxUnderTest, SlotChange};

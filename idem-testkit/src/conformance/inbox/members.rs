@@ -7,8 +7,9 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, Message, OrderingKey, Origin, Source as _,
+    CancellationToken, Message, Source as _,
     inbox::{Inbox as _, InboxSource, NewInboxRow},
+    message::{OrderingKey, Origin},
     source::Received,
 };
 use tokio::{task::JoinHandle, time::Instant};

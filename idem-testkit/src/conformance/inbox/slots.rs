@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use idem_core::{
-    Message, Origin, StoreError,
+    Message, StoreError,
     inbox::{HeldSlot, Inbox, InboxSettings, InboxSource, NewInboxRow, OpenInbox, Reading, Settling},
+    message::Origin,
     source::{Received, Settled},
 };
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use idem_core::{
-    Effects, ErrorClass, IdempotencyKey, KeyState, Retention, RunOnce, Store as _,
+    Effects, ErrorClass, IdempotencyKey, Retention, RunOnce, Store as _,
+    once::KeyState,
     store::{ClaimError, Claimed, HashRuleId, RunId, UnitOfWork as _},
 };
 

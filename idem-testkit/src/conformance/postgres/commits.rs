@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use idem_core::{
-    Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, HandlerError, Headers, Message, Ran,
-    ResultBody, RunOnce, RunOnceError, Store as _, Tx, store::UnitOfWork as _,
+    Decision, DedupConsumer, Effects, ErrorClass, Event, HandlerError, Message, ResultBody, RunOnce, Store as _, Tx,
+    consumer::DedupConsumerBuilder,
+    message::Headers,
+    once::{Ran, RunOnceError},
+    store::UnitOfWork as _,
 };
 
 use super::{

@@ -12,8 +12,9 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, IdempotencyKey, Message,
-    PayloadHash, Retention, Store, Tenant,
+    ConsumerName, Decision, DedupConsumer, Effects, Handler, IdempotencyKey, Message, Retention, Store, Tenant,
+    consumer::DedupConsumerBuilder,
+    hash::PayloadHash,
     store::{Bookkeeping as _, Claim, Registration, RunId, UnitOptions},
 };
 

@@ -3,7 +3,8 @@
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use idem_core::{
-    Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Handler, HandlerError, Message, Store as _, Tx,
+    Concurrency, Decision, DedupConsumer, Handler, HandlerError, Message, Store as _, Tx,
+    consumer::DedupConsumerBuilder,
     store::{Claimed, UnitOfWork as _},
 };
 use tokio::sync::Notify;

@@ -6,8 +6,11 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, Decision, ErrorClass, IncidentKind, Reason, Store as _, StoreError, Worker,
-    store::{ClaimError, Expiring, Removal, Removed, RunId, UnitOfWork as _},
+    CancellationToken, Decision, ErrorClass, Store as _, StoreError, Worker,
+    cleanup::{Expiring, Removal, Removed},
+    dead_letter::Reason,
+    store::{ClaimError, RunId, UnitOfWork as _},
+    worker::IncidentKind,
 };
 
 use super::{

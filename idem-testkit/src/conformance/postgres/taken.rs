@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, Effects, ErrorClass, KeyState, Origin, PayloadHash, Reason, RunOnce,
-    Store as _, StoreError,
-    dead_letter::{FailureKind, Fingerprint},
-    store::{AuditEntry, Bookkeeping as _, Claim, RunId, UnitOfWork as _},
+    ConsumerName, Effects, ErrorClass, RunOnce, Store as _, StoreError,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    hash::PayloadHash,
+    message::Origin,
+    once::KeyState,
+    store::{AuditEntry, Bookkeeping as _, Claim, ControlState, RunId, UnitOfWork as _},
 };
 
 use super::{

@@ -1,7 +1,7 @@
 //! Cases: a message arrives as it was published. A message that the broker cannot carry is refused when it is published, and
 //! never changed.
 
-use idem_core::{Bytes, Headers, Message, Source, source::Delivery};
+use idem_core::{Bytes, Message, Source, message::Headers, source::Delivery};
 
 use super::{
     steps::{left, put},

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use idem_core::{Concurrency, Decision, DedupConsumer, Effects, ErrorClass, Message, OrderingKey, Reason};
+use idem_core::{
+    Concurrency, Decision, DedupConsumer, Effects, ErrorClass, Message, dead_letter::Reason, message::OrderingKey,
+};
 
 use super::{
     fixture::{Fixture, Kind, Step, decide, msg, process, redeliver, write},

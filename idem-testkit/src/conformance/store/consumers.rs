@@ -3,9 +3,10 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules, JsonMembers, RawPayload, Store,
-    StoreError, Tenant,
-    store::{AuditEntry, Bookkeeping, Claimed, HashRuleId, Interned, Registration, ScopeId, UnitOfWork},
+    ConsumerName, Decision, ErrorClass, Store, StoreError, Tenant,
+    consumer::ConflictKind,
+    hash::{HashRules, JsonMembers, RawPayload},
+    store::{AuditEntry, Bookkeeping, Claimed, ControlState, HashRuleId, Interned, Registration, ScopeId, UnitOfWork},
 };
 
 use super::{
@@ -311,7 +312,7 @@ pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject
     within("claiming", unit.claim(&[claim(&registered, "order-1", "paid")])).await.unwrap();
     // Reading is possible everywhere. Writing waits where the database has a single writer, and must then end.
     within("reading the controls", fixture.store.bookkeeping().control(registered.scope)).await.unwrap();
-    let hash = idem_core::PayloadHash::of(b"paid");
+    let hash = idem_core::hash::PayloadHash::of(b"paid");
     let counted =
         within("counting", fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash))
             .await;

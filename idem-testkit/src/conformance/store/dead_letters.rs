@@ -4,10 +4,12 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, DedupConsumer, Effects, ErrorClass, HandlerError,
-    Keep, Message, Origin, PayloadHash, Reason, SetAside, Store as _, StoredDeadLetter, Tenant,
-    dead_letter::{FailureKind, Fingerprint},
-    store::{Bookkeeping, Registered, ReplayEnd},
+    Bytes, ConsumerName, DedupConsumer, Effects, ErrorClass, HandlerError, Message, Store as _, Tenant,
+    consumer::{Keep, SetAside},
+    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, Reason, ReplayEnd, StoredDeadLetter},
+    hash::PayloadHash,
+    message::Origin,
+    store::{Bookkeeping, ControlState, Registered},
 };
 
 use super::{

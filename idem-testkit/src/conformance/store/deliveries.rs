@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use idem_core::{ConflictKind, Decision, Message, Origin, PayloadHash, Reason, Tenant};
+use idem_core::{
+    Decision, Message, Tenant, consumer::ConflictKind, dead_letter::Reason, hash::PayloadHash, message::Origin,
+};
 
 use super::{
     fixture::{Fixture, Kind, Step, decide, msg, process, write},

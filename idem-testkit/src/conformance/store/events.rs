@@ -10,11 +10,19 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Begun, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass,
-    Event, Handler, HandlerError, Message, Reason, ResultBody, RunOnce, RunOnceError, Store, Tenant, Tx, Worker,
-    outbox::{CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, Outbox, OutgoingEvent},
+    Concurrency, Decision, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, Message, ResultBody,
+    RunOnce, Store, Tenant, Tx, Worker,
+    cleanup::Expiring,
+    consumer::DedupConsumerBuilder,
+    dead_letter::Reason,
+    handler::{BatchAnswer, BatchHandler},
+    once::{Begun, RunOnceError},
+    outbox::{
+        AppendError, Appended, CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, Outbox,
+        OutgoingEvent,
+    },
     results::NewResult,
-    store::{AppendError, Appended, CommitError, Expiring, Registered, UnitOfWork},
+    store::{CommitError, Registered, UnitOfWork},
 };
 
 use super::{

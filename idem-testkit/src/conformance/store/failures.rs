@@ -3,10 +3,15 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
-    Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Headers, Message, OrderingKey, Origin, PayloadHash,
-    Reason, Store as _, StoredDeadLetter,
-    dead_letter::{FailureKind, Fingerprint, REPLAY_TAKEN_FOR},
-    store::{Bookkeeping, Expiring, HashRuleId, Registered, Replay, ReplayEnd},
+    Bytes, ConsumerName, ErrorClass, Message, Store as _,
+    cleanup::Expiring,
+    dead_letter::{
+        DeadLetter, DeadLetterId, FailureKind, Fingerprint, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd,
+        StoredDeadLetter,
+    },
+    hash::PayloadHash,
+    message::{Headers, OrderingKey, Origin},
+    store::{Bookkeeping, HashRuleId, Registered},
 };
 
 use super::{

@@ -8,8 +8,11 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event, Handler,
-    HandlerError, IdempotencyKey, Message, PayloadHash, ResultBody, Retention, Store, Tenant, Tx,
+    Decision, DedupConsumer, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey, Message, ResultBody,
+    Retention, Store, Tenant, Tx,
+    consumer::DedupConsumerBuilder,
+    handler::{BatchAnswer, BatchHandler},
+    hash::PayloadHash,
     store::{Bookkeeping as _, Claim, HashRuleId, Registered, Registration, RunId, ScopeId, UnitOptions},
 };
 

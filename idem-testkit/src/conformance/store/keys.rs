@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use idem_core::{Decision, Message, Reason};
+use idem_core::{Decision, Message, dead_letter::Reason};
 
 use super::{
     fixture::{Fixture, Kind, decide, msg, process, write},

@@ -8,11 +8,12 @@ use std::{
 };
 
 use idem_core::{
-    ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
+    ErrorClass, IdempotencyKey, Store, StoreError, Tx,
+    cleanup::Cleaner,
+    outbox::{AppendError, Appended, Outbox},
     results::KeptResult,
     store::{
-        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Found, Outbox, ScopeId,
-        StoreCapabilities, UnitOfWork, UnitOptions,
+        Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, StoreCapabilities, UnitOfWork, UnitOptions,
     },
 };
 

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Begun, Effects, HandlerError, Operation, ResultBody, RunOnce, RunOnceBuilder, RunOnceError, Tx};
+use idem_core::{
+    Effects, HandlerError, ResultBody, RunOnce, Tx,
+    once::{Begun, Operation, RunOnceBuilder, RunOnceError},
+};
 
 use super::{
     fixture::{Fixture, Seen},

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use idem_core::{
-    Concurrency, ConfigError, Decision, DedupConsumer, Effects, ErrorClass, Message, OrderingKey, Reason, Store as _,
+    Concurrency, ConfigError, Decision, DedupConsumer, Effects, ErrorClass, Message, Store as _, dead_letter::Reason,
+    message::OrderingKey,
 };
 
 use super::{

@@ -7,8 +7,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Cleanup, CleanupReport, CleanupSettings, Decision, ErrorClass, LastCleanup, Recorded, Retention, Store, StoreError,
-    store::{Backlog, Bookkeeping, Claimed, Cleaner, Expiring, Removal, Removed, UnitOfWork},
+    Decision, ErrorClass, Retention, Store, StoreError,
+    cleanup::{Backlog, Cleaner, Cleanup, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
+    store::{Bookkeeping, Claimed, Recorded, UnitOfWork},
 };
 use tokio::sync::Notify;
 
@@ -331,7 +332,7 @@ pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
         if !is_old(index) {
             continue;
         }
-        let expected = idem_core::PayloadHash::of(format!("p{index}").as_bytes());
+        let expected = idem_core::hash::PayloadHash::of(format!("p{index}").as_bytes());
         let read = read.unwrap_or_else(|| panic!("{index} was recorded"));
         assert_eq!((read.key.as_str(), read.hash), (keys[index].as_str(), expected));
         if let Claimed::Found(found) = answer {

@@ -10,8 +10,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    CancellationToken, Event, Relay,
+    CancellationToken, Event,
     outbox::{Dispatch, EventError, EventPublisher, Outbox, OutgoingEvent, StoredEvent, UNDER_WAY},
+    relay::Relay,
 };
 
 use super::{

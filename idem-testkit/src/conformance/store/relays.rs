@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use idem_core::{
-    ConsumerName, Destination, Event, IdempotencyKey, Store,
+    ConsumerName, Event, IdempotencyKey, Store,
     outbox::{
-        Appended, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased, ORDERING_KEY_BYTES_MAX,
-        Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
+        Appended, Destination, DestinationId, EventEnd, EventName, EventState, IdForm, LeaseRequest, Leased,
+        ORDERING_KEY_BYTES_MAX, Outbox, OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent, UNDER_WAY,
     },
     store::{Registered, UnitOfWork},
 };

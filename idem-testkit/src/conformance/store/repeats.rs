@@ -3,9 +3,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
-    Effects, HashRules, JsonMembers, Ran, RawPayload, Retention, RunOnce, RunOnceError, Store,
+    Effects, Retention, RunOnce, Store,
+    cleanup::Expiring,
+    hash::{HashRules, JsonMembers, RawPayload},
+    once::{Ran, RunOnceError},
     results::RESULT_BYTES_MAX,
-    store::{Claimed, Expiring, UnitOfWork as _},
+    store::{Claimed, UnitOfWork as _},
 };
 
 use super::{
@@ -50,7 +53,7 @@ pub async fn v14_a_repeat_begins_no_unit<T: StoreUnderTest>(subject: &T) {
     let other = call(&fixture, &payments, "a", "other").await;
     assert!(matches!(other, Err(RunOnceError::Conflict { .. })), "{other:?}");
     let asked = within("asking", payments.ask(msg("a", ""))).await.unwrap();
-    assert!(matches!(asked, idem_core::KeyState::Done { result: Ok(kept), .. } if kept.result == first.value));
+    assert!(matches!(asked, idem_core::once::KeyState::Done { result: Ok(kept), .. } if kept.result == first.value));
     let known = within("asking", payments.known(msg("a", "a"))).await.unwrap();
     assert!(known.is_some_and(|known| known.replayed && known.value == first.value));
     assert_eq!(costs(&fixture), (1, 6));
@@ -106,7 +109,8 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
         builder().final_errors().hash_rules(rules).build().unwrap()
     };
     let accepted: Arc<Answering> = Arc::new(|_| Ok(answer("private").with_reference("/orders/7")));
-    let refused: Arc<Answering> = Arc::new(|_| Err(idem_core::WorkError::final_result(answer("no").with_status(402))));
+    let refused: Arc<Answering> =
+        Arc::new(|_| Err(idem_core::once::WorkError::final_result(answer("no").with_status(402))));
     let brief = builder().final_errors().answers_for(Retention::For(HOUR)).retention(Retention::For(48 * HOUR));
     for (payments, key, payload, answering) in [
         (plain(), "done", r#"{"id":1,"at":1}"#, &accepted),

@@ -6,9 +6,13 @@ use std::{
 };
 
 use idem_core::{
-    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, HandlerError, Headers, KeyState,
-    Message, NotKept, Ran, ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError,
-    Working, results::RESULT_BYTES_MAX, store::Expiring,
+    DedupConsumer, Effects, ErrorClass, Handler as _, HandlerError, Message, ResultBody, Retention, RunOnce, Store,
+    Tenant, Tx,
+    cleanup::{CleanupSettings, Expiring},
+    consumer::Decided,
+    message::Headers,
+    once::{KeyState, Ran, RunOnceError, WorkError, Working},
+    results::{NotKept, RESULT_BYTES_MAX, StoredResult},
 };
 
 use super::{

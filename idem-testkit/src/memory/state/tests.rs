@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use idem_core::OrderingKey;
+use idem_core::message::OrderingKey;
 
 use super::*;
 

@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use idem_core::{
-    CleanupReport, CleanupSettings, LastCleanup, StoreError,
-    store::{AuditEntry, Backlog, Cleaner, Expiring, Removal, Removed, ScopeId},
+    StoreError,
+    cleanup::{Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
+    store::{AuditEntry, ScopeId},
 };
 
 use super::{Books, DeadLetterRow, Defect, MemoryStore, ReplayState, State};

@@ -3,9 +3,11 @@
 use std::time::SystemTime;
 
 use idem_core::{
-    Bytes, ConsumerName, DeadLetter, DeadLetterId, Message, Origin, PayloadHash, StoredDeadLetter,
-    dead_letter::DeadLetterIdentity,
-    store::{DEAD_LETTER_ROW_BYTES, ScopeId},
+    Bytes, ConsumerName, Message,
+    dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, DeadLetterIdentity, StoredDeadLetter},
+    hash::PayloadHash,
+    message::Origin,
+    store::ScopeId,
 };
 
 use super::{Books, storable};

@@ -8,9 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
+    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
     outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, StoredEvent},
-    relay::RelayBuilder,
+    relay::{Relay, RelayBuilder},
 };
 use idem_testkit::{MemoryStore, message};
 use tokio::{

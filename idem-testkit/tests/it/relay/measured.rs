@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use idem_core::{RetryPolicy, Route, telemetry};
+use idem_core::{config::RetryPolicy, relay::Route, telemetry};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::time::sleep;
 

@@ -12,9 +12,10 @@ mod worker;
 use std::{collections::BTreeMap, time::Duration};
 
 use idem_core::{
-    ConsumerName, RetryPolicy, Route,
+    ConsumerName,
+    config::RetryPolicy,
     outbox::{EventState, LeaseRequest},
-    relay::RelayStanding,
+    relay::{RelayStanding, Route},
 };
 use idem_testkit::Operation;
 use tokio::time::{Instant, sleep};
@@ -339,7 +340,7 @@ async fn o25_an_event_whose_first_copy_is_old_is_left_to_a_person() {
 }
 
 /// Another event comes, and an hour later this relay: it leaves the one from before to a person.
-async fn the_first_is_stale_an_hour_later(fixture: &Fixture, relay: idem_core::Relay) {
+async fn the_first_is_stale_an_hour_later(fixture: &Fixture, relay: idem_core::relay::Relay) {
     // Behind the end of the first relay's lease: an event that could go before may have been in its hands.
     sleep(Duration::from_secs(2)).await;
     fixture.commit_many("a", 1..2).await;

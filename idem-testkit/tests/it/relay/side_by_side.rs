@@ -14,7 +14,7 @@ use super::{
 async fn o11_two_relays_share_the_destinations_and_send_no_copy() {
     let (fixture, topic) = (Fixture::new(), Topic::new());
     let relays: Vec<_> = (0..2).map(|_| fixture.relay().to("a", topic.clone()).build().unwrap()).collect();
-    let views: Vec<_> = relays.iter().map(idem_core::Relay::view).collect();
+    let views: Vec<_> = relays.iter().map(idem_core::relay::Relay::view).collect();
     let runs: Vec<_> = relays.into_iter().map(running).collect();
     for step in 0..20 {
         fixture.commit_many("a", step * 50..(step + 1) * 50).await;

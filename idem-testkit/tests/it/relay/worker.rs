@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use idem_core::{ControlState, Store as _, Tenant, Worker, WorkerBuilder, store::Bookkeeping as _};
+use idem_core::{
+    Store as _, Tenant, Worker,
+    store::{Bookkeeping as _, ControlState},
+    worker::WorkerBuilder,
+};
 use idem_testkit::{
     MemoryStore,
     memory::{Broker, MemorySource, QueueOptions},

@@ -14,9 +14,12 @@ use http_body_util::{BodyExt as _, Full};
 #[cfg(idem_bugs)]
 use idem_core::bugs::{self, Bug};
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler, HandlerError,
-    IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError, Tx,
-    dead_letter::{FailureKind, Fingerprint},
+    ConsumerName, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey, Message, Store as _,
+    StoreError, Tx,
+    consumer::DedupConsumerBuilder,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    hash::PayloadHash,
+    message::Origin,
     store::{Bookkeeping as _, HashRuleId, ScopeId},
     telemetry::HTTP_DELIVERIES,
 };

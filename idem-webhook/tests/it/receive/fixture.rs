@@ -12,7 +12,7 @@ use std::{
 
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use idem_core::{DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Tx};
+use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx, consumer::DedupConsumerBuilder};
 use idem_sql::SchemaName;
 use idem_sqlx::PostgresStore;
 use idem_webhook::receive::{Inbound, Sender};

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
 use http_body::{Body, Frame};
 use idem_core::{
-    ConsumerName, ControlState, Store as _, Tenant,
-    store::Bookkeeping as _,
+    ConsumerName, Store as _, Tenant,
+    store::{Bookkeeping as _, ControlState},
     telemetry::{HTTP_DELIVERIES, HTTP_DELIVERY_TIME},
 };
 use idem_sqlx::PostgresStore;

@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    BoxError, DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tenant, Tx, handler_fn,
-    outbox::OutgoingEvent,
+    BoxError, DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tenant, Tx, handler_fn,
+    outbox::OutgoingEvent, relay::Relay,
 };
 use idem_testkit::{MemoryStore, message};
 use idem_webhook::{

@@ -8,7 +8,8 @@ use std::{
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use idem_core::{
-    BoxError, ConsumerName, Headers, IdempotencyKey,
+    BoxError, ConsumerName, IdempotencyKey,
+    message::Headers,
     outbox::{CloudEvents, Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
 };
 use idem_webhook::{

@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    DedupConsumer, Effects, Event, HandlerError, Message, Relay, Store as _, Tx, handler_fn,
+    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
     outbox::{EventEnd, EventState, Outbox, OutgoingEvent, StoredEvent},
+    relay::Relay,
 };
 use idem_testkit::{MemoryStore, message};
 use idem_webhook::{

@@ -1,6 +1,6 @@
 //! Attempts and dead letters: each message has its own, once.
 
-use idem_core::{Effects, RetryPolicy};
+use idem_core::{Effects, config::RetryPolicy};
 use idem_testkit::{
     Weather,
     memory::{Faults, Order, Rate},

@@ -1,6 +1,6 @@
 //! Keys, names and hashes, and the rows of one effect.
 
-use idem_core::{Effects, RetryPolicy};
+use idem_core::{Effects, config::RetryPolicy};
 use simulation::{Behaviour, Event, Finds, Scenario, Unidentified};
 
 use super::{at, found, messages, plain};

@@ -1,6 +1,6 @@
 //! Who may run what, and when.
 
-use idem_core::{Effects, RetryPolicy};
+use idem_core::{Effects, config::RetryPolicy};
 use idem_testkit::{
     Weather,
     memory::{Order, Rate, Revoke},

@@ -24,7 +24,7 @@ fn plain(seed: u64) -> Scenario {
     (scenario.tenants, scenario.breaker, scenario.publisher) = (false, false, false);
     (scenario.in_batches, scenario.one_writer) = (false, false);
     (scenario.cleanup_every, scenario.cache_for) = (None, None);
-    scenario.on_conflict = idem_core::OnConflict::DeadLetter;
+    scenario.on_conflict = idem_core::config::OnConflict::DeadLetter;
     scenario.weather = Weather::default();
     scenario.faults = Faults::default();
     scenario.dead_letter_faults = Faults::default();

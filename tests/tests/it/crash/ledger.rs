@@ -5,7 +5,7 @@ use std::{
     fmt::Debug,
 };
 
-use idem_core::{Message, Reason, key::KEY_FIELD};
+use idem_core::{Message, dead_letter::Reason, key::KEY_FIELD};
 use idem_testkit::memory::Queue;
 use idem_tests::plan::{Act, Payment};
 

@@ -1,8 +1,9 @@
 //! The consumers of `docs/guide/handlers-and-effects.md`. The page's code is in this file, and runs.
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Origin, Tx,
+    Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Tx,
     key::{JsonMember, MessageId},
+    message::Origin,
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::Decide as _;

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use idem_core::{ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
+use idem_core::{ConsumerName, Store as _, dead_letter::StoredDeadLetter, store::Bookkeeping};
 use idem_sql::POSTGRES_MIGRATIONS;
 use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_tests::{

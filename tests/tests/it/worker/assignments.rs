@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Handler, HandlerError, Message, RetryPolicy, Source, Tx};
+use idem_core::{Handler, HandlerError, Message, Source, Tx, config::RetryPolicy};
 use idem_testkit::{
     MemoryStore,
     memory::{Order, QueueOptions, Revoke},

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use idem_core::{
-    ConsumerName, Effects, ErrorClass, PayloadHash, Reason, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _,
+    ConsumerName, Effects, ErrorClass, Store as _, Tenant, config::RetryPolicy, dead_letter::Reason, hash::PayloadHash,
+    store::Bookkeeping as _,
 };
 
 use idem_testkit::{Fault, Operation};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{OlderThanRetention, Reason};
+use idem_core::{config::OlderThanRetention, dead_letter::Reason};
 
 use super::fixture::{Fixture, Running, message, within};
 

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use idem_core::{ConsumerName, ControlState, Pause, RetryPolicy, Store as _, Tenant, store::Bookkeeping};
+use idem_core::{
+    ConsumerName, Store as _, Tenant,
+    config::RetryPolicy,
+    consumer::Pause,
+    store::{Bookkeeping, ControlState},
+};
 use idem_testkit::{Weather, memory::Rate};
 use tokio::time::Instant;
 

@@ -10,8 +10,12 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy,
-    SourceError, Store as _, Tenant, WaitCause, store::Bookkeeping,
+    ConsumerName, ErrorClass, IdempotencyKey, Message, SourceError, Store as _, Tenant,
+    config::{OnConflict, RetryPolicy},
+    consumer::Pause,
+    dead_letter::{DeadLetter, Publisher, Reason},
+    store::Bookkeeping,
+    worker::WaitCause,
 };
 use idem_testkit::{
     Fault, Operation,
@@ -85,7 +89,7 @@ async fn b13_a_conflict_can_halt_the_consumer_until_somebody_resumes_it() {
     assert_eq!(fixture.queue.history(&after).acknowledged, 0, "a halted consumer takes nothing in");
     // A new start is halted too, and says so where it was to end when idle.
     let again = Running::new(fixture.worker().until_idle(std::time::Duration::from_millis(20))).ended().await;
-    assert!(matches!(again, Err(idem_core::WorkerError::Halted)), "{again:?}");
+    assert!(matches!(again, Err(idem_core::worker::WorkerError::Halted)), "{again:?}");
 }
 
 /// J79: a conflict cannot be dealt with, because the database is away, and goes back to its lane: what comes behind it in its ordering

@@ -5,8 +5,11 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Reason, RetryPolicy,
-    Store, StoredDeadLetter, Tx, Worker, handler_fn, store::Bookkeeping as _,
+    CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Store, Tx, Worker,
+    config::RetryPolicy,
+    dead_letter::{Reason, StoredDeadLetter},
+    handler_fn,
+    store::Bookkeeping as _,
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, QueueOptions};

@@ -6,7 +6,10 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, DedupConsumer, Effects, Handler, HandlerError, Message, Reason, Tx, Uuid, handler_fn,
+    DedupConsumer, Effects, Handler, HandlerError, Message, Tx, Uuid,
+    dead_letter::Reason,
+    handler::{BatchAnswer, BatchHandler},
+    handler_fn,
 };
 use idem_testkit::{Decide as _, MemoryStore};
 

@@ -8,9 +8,13 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, OrderingKey,
-    Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError,
-    WorkerView, store::Bookkeeping as _,
+    CancellationToken, DedupConsumer, Effects, Handler, HandlerError, Message, Source, Store as _, Tx, Worker,
+    config::RetryPolicy,
+    consumer::DedupConsumerBuilder,
+    dead_letter::StoredDeadLetter,
+    message::{OrderingKey, Origin},
+    store::Bookkeeping as _,
+    worker::{Summary, WorkerBuilder, WorkerError, WorkerView},
 };
 use idem_testkit::{
     MemoryStore,

@@ -9,8 +9,10 @@ use std::{
 };
 
 use idem_core::{
-    IncidentKind, RetryPolicy, Source, SourceError, WaitCause, WorkerBuilder,
+    Source, SourceError,
+    config::RetryPolicy,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    worker::{IncidentKind, WaitCause, WorkerBuilder},
 };
 use idem_testkit::{MemoryStore, memory::MemorySource};
 

@@ -9,8 +9,11 @@ use std::{
 };
 
 use idem_core::{
-    BoxHandler, Decision, ErrorClass, Handler, HandlerError, Message, Next, Reason, Router, Tx, WaitCause, WorkerError,
+    Decision, ErrorClass, Handler, HandlerError, Message, Router, Tx,
+    dead_letter::Reason,
+    handler::{BoxHandler, Next},
     handler_fn, json_fn,
+    worker::{WaitCause, WorkerError},
 };
 use idem_testkit::{Decide as _, MemoryStore};
 

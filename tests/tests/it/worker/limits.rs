@@ -1,6 +1,6 @@
 //! S16, S17: the limits of one message, and of all messages in memory.
 
-use idem_core::{Headers, Message, Reason};
+use idem_core::{Message, dead_letter::Reason, message::Headers};
 
 use super::fixture::{Fixture, Running, drain, message, within};
 

@@ -9,7 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, RetryPolicy, Tx, Worker, WorkerBuilder,
+    DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Tx, Worker, config::RetryPolicy,
+    dead_letter::Reason, worker::WorkerBuilder,
 };
 use idem_testkit::{
     Fault, MemoryStore, Operation,
@@ -134,7 +135,7 @@ async fn b6_a_table_that_swallows_its_rows_ends_the_worker_with_the_cure() {
     fixture.store.swallow_records(true);
     let origin = fixture.publish("2", "ok");
     let error = running.ended().await.unwrap_err();
-    let text = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let text = idem_core::internal::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
     assert!(text.contains("trigger") && text.contains("row security"), "{text}");
     assert_eq!(fixture.queue.history(&origin).acknowledged, 0, "the message goes back");
 }

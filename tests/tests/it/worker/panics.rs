@@ -11,9 +11,11 @@ use std::{
 };
 
 use idem_core::{
-    DeadLetter, Decision, DedupConsumerBuilder, ErrorClass, Handler, HandlerError, HashRules, IdempotencyKey, KeyError,
-    KeySource, Message, Publisher, RawPayload, Reason, SourceError, Tenant, Tx, hash_fn,
-    key::{Header, key_fn},
+    Decision, ErrorClass, Handler, HandlerError, IdempotencyKey, Message, SourceError, Tenant, Tx,
+    consumer::DedupConsumerBuilder,
+    dead_letter::{DeadLetter, Publisher, Reason},
+    hash::{HashRules, RawPayload, hash_fn},
+    key::{Header, KeyError, KeySource, key_fn},
 };
 use idem_testkit::{
     Decide as _, MemoryStore,

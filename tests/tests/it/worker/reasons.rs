@@ -8,8 +8,13 @@ use std::{
 };
 
 use idem_core::{
-    Event, HandlerError, HashRules, IdempotencyKey, JsonMembers, Message, OlderThanRetention, RawPayload, Reason,
-    Router, Store as _, Tenant, Tx, WorkerBuilder, handler_fn, store::Bookkeeping as _,
+    Event, HandlerError, IdempotencyKey, Message, Router, Store as _, Tenant, Tx,
+    config::OlderThanRetention,
+    dead_letter::Reason,
+    handler_fn,
+    hash::{HashRules, JsonMembers, RawPayload},
+    store::Bookkeeping as _,
+    worker::WorkerBuilder,
 };
 use idem_testkit::{Decide as _, Defect, MemoryStore, memory::MemorySource};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{DedupConsumer, Effects, ErrorClass, Retention, Worker, WorkerError, chain};
+use idem_core::{DedupConsumer, Effects, ErrorClass, Retention, Worker, internal::chain, worker::WorkerError};
 use idem_testkit::{Fault, Operation, memory::QueueOptions};
 
 use super::{

@@ -9,8 +9,9 @@ use std::{
 };
 
 use idem_core::{
-    Handler, Message, Source, SourceError, Tx, Worker, WorkerError, handler_fn,
+    Handler, Message, Source, SourceError, Tx, Worker, handler_fn,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    worker::WorkerError,
 };
 use idem_testkit::{MemoryStore, memory::MemorySource};
 use tokio::sync::Semaphore;

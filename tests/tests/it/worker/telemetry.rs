@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use idem_core::{Message, OnConflict, RetryPolicy, telemetry};
+use idem_core::{
+    Message,
+    config::{OnConflict, RetryPolicy},
+    telemetry,
+};
 use idem_testkit::memory::{Faults, Rate};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState, TracerProvider as _};

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, Handler as _, HandlerError, HashRules, JsonMembers, Message, Next, Reason,
-    Router, Tx, key::JsonMember,
+    Decision, DedupConsumer, Effects, Handler as _, HandlerError, Message, Router, Tx,
+    dead_letter::Reason,
+    handler::Next,
+    hash::{HashRules, JsonMembers},
+    key::JsonMember,
 };
 use idem_testkit::{Decide as _, MemoryStore};
 

@@ -7,11 +7,14 @@ use std::sync::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Origin, Pause, Publisher, Reason,
-    SourceError, Store as _, Tenant, WaitCause, WorkerBuilder,
-    dead_letter::PAYLOAD_OMITTED,
+    Message, SourceError, Store as _, Tenant,
+    config::OnUnkeepable,
+    consumer::Pause,
+    dead_letter::{DeadLetter, PAYLOAD_OMITTED, Publisher, Reason, ReplayEnd},
     key,
-    store::{Bookkeeping, ReplayEnd},
+    message::{OrderingKey, Origin},
+    store::{Bookkeeping, ControlState},
+    worker::{IncidentKind, WaitCause, WorkerBuilder},
 };
 use idem_testkit::{
     MemoryStore,

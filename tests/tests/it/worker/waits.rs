@@ -3,8 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    ConsumerName, ControlState, ErrorClass, IncidentKind, OlderThanRetention, OnConflict, Pause, Reason, RetryPolicy,
-    Store as _, Tenant, WaitCause, WorkerBuilder, store::Bookkeeping as _,
+    ConsumerName, ErrorClass, Store as _, Tenant,
+    config::{OlderThanRetention, OnConflict, RetryPolicy},
+    consumer::Pause,
+    dead_letter::Reason,
+    store::{Bookkeeping as _, ControlState},
+    worker::{IncidentKind, WaitCause, WorkerBuilder},
 };
 use idem_testkit::{Fault, MemoryStore, Operation, memory::MemorySource};
 

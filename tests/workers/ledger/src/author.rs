@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::{KeyPolicy, OlderThanRetention, OnConflict, OnUnkeepable, outbox::CloudEvents};
+use idem_core::{
+    config::{OlderThanRetention, OnConflict, OnUnkeepable},
+    key::KeyPolicy,
+    outbox::CloudEvents,
+};
 use idem_service::{Broker, Database, Service, key_rule, values};
 
 /// What an author says in code.

@@ -1,6 +1,9 @@
 //! The ledger on PostgreSQL: tables and statements, which both client libraries share, and the handlers on sqlx.
 
-use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
+use idem_core::{
+    Handler, HandlerError, Message, Tx,
+    handler::{BatchAnswer, BatchHandler},
+};
 use idem_sqlx::PostgresStore;
 use sqlx::query;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt};
 
-use idem_core::{BatchAnswer, DecodePayloadError, HandlerError, Message};
+use idem_core::{HandlerError, Message, handler::BatchAnswer, message::DecodePayloadError};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, Visitor},

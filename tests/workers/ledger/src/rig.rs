@@ -4,7 +4,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::ValueEnum;
-use idem_core::{BatchHandler, BoxError, Concurrency, Effects, Handler};
+use idem_core::{BoxError, Concurrency, Effects, Handler, handler::BatchHandler};
 use idem_service::{Broker, Database, Exit, Service};
 
 use crate::{Ledger, POSTGRES_TABLES, SQLITE_TABLES, author::Author};

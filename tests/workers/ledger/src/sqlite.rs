@@ -1,6 +1,9 @@
 //! The ledger on SQLite.
 
-use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
+use idem_core::{
+    Handler, HandlerError, Message, Tx,
+    handler::{BatchAnswer, BatchHandler},
+};
 use idem_sqlx::SqliteStore;
 use serde_json::{Value, json};
 use sqlx::query;

@@ -1,7 +1,10 @@
 //! The handlers on PostgreSQL through tokio-postgres. They may run at once: rows of their own, and totals that the server
 //! adds up.
 
-use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
+use idem_core::{
+    Handler, HandlerError, Message, Tx,
+    handler::{BatchAnswer, BatchHandler},
+};
 use idem_tokio_postgres::PostgresStore;
 
 use crate::{

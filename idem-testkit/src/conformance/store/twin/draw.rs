@@ -3,9 +3,11 @@
 use std::{ops::Range, time::Duration};
 
 use idem_core::{
-    ControlState, Reason, Retention,
+    Retention,
+    cleanup::Expiring,
+    dead_letter::Reason,
     outbox::{EventEnd, IdForm, RECEIVER_KEEPS},
-    store::Expiring,
+    store::ControlState,
 };
 
 use super::steps::{Answer, End, Letter, Named, OutboxStep, Payload, ReplayStep, Sent, Step, Unit, UnitEnd, Wish};

@@ -3,10 +3,11 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use idem_core::{
-    ConsumerName, Destination, OrderingKey, StoreError,
+    ConsumerName, StoreError,
+    message::OrderingKey,
     outbox::{
-        DestinationId, DestinationLimits, EventEnd, EventName, LeaseRequest, Leased, Outbox, OutboxBacklog,
-        OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
+        Destination, DestinationId, DestinationLimits, EventEnd, EventName, LeaseRequest, Leased, Outbox,
+        OutboxBacklog, OutgoingEvent, RECEIVER_KEEPS, StoredEvent,
     },
 };
 

@@ -7,14 +7,14 @@ use std::{
 };
 
 use idem_core::{
-    Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin,
-    PayloadHash, Recorded, Retention, Store, StoreError, StoredDeadLetter, Tenant,
-    dead_letter::{FailureKind, Fingerprint},
+    Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Retention, Store, StoreError, Tenant,
+    cleanup::{Removal, Removed},
+    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, Replay, ReplayEnd, StoredDeadLetter},
+    hash::PayloadHash,
+    message::{OrderingKey, Origin},
     outbox::{EventName, Outbox, OutgoingEvent},
     results::KeptResult,
-    store::{
-        AuditEntry, Bookkeeping, Claim, HashRuleId, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
-    },
+    store::{AuditEntry, Bookkeeping, Claim, HashRuleId, Recorded, Registration, RunId, ScopeId},
 };
 
 use super::{
@@ -248,9 +248,10 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
                 let end = match end {
                     End::Processed => ReplayEnd::Processed,
                     End::Duplicate => ReplayEnd::Duplicate,
-                    End::Failed(error) => {
-                        ReplayEnd::Failed { reason: idem_core::Reason::Permanent, error: (*error).to_owned() }
-                    }
+                    End::Failed(error) => ReplayEnd::Failed {
+                        reason: idem_core::dead_letter::Reason::Permanent,
+                        error: (*error).to_owned(),
+                    },
                     End::Released => ReplayEnd::Released,
                 };
                 self.books().finish_replay(id(of), end).await?;

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use idem_core::{
-    Reason, Retention,
+    Retention,
+    cleanup::Expiring,
+    dead_letter::Reason,
     outbox::{EventEnd, IdForm},
-    store::Expiring,
 };
 
 /// One step of a sequence.
@@ -234,7 +235,7 @@ pub(super) enum End {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
     pub(super) scope: usize,
-    pub(super) state: idem_core::ControlState,
+    pub(super) state: idem_core::store::ControlState,
     pub(super) by: &'static str,
     pub(super) reason: &'static str,
 }

@@ -3,12 +3,11 @@
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use idem_core::{
-    ErrorClass, Event, Headers, IdempotencyKey, ResultBody, Retention, Store, StoreError, Tx,
-    outbox::NewEvent,
+    ErrorClass, Event, IdempotencyKey, ResultBody, Retention, Store, StoreError, Tx,
+    message::Headers,
+    outbox::{AppendError, Appended, NewEvent},
     results::{KeptResult, NewResult},
-    store::{
-        AppendError, Appended, Claim, ClaimError, Claimed, CommitError, HashRuleId, RunId, UnitOfWork, UnitOptions,
-    },
+    store::{Claim, ClaimError, Claimed, CommitError, HashRuleId, RunId, UnitOfWork, UnitOptions},
 };
 
 use super::{

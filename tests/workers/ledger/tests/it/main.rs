@@ -9,7 +9,7 @@
 use idem_testkit::Decide as _;
 use std::path::PathBuf;
 
-use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Reason, Store};
+use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Store, dead_letter::Reason};
 use idem_sqlx::{PostgresOptions, PostgresStore, SqliteStore};
 use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};

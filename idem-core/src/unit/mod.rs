@@ -21,5 +21,6 @@ mod planted;
 mod registration;
 pub(crate) mod run;
 pub(crate) mod session;
+pub(crate) mod setters;
 pub(crate) mod setup;
 pub(crate) mod unused_tx;

@@ -112,7 +112,7 @@ pub(crate) async fn consume<S: Store>(
     make: Make,
 ) -> Result<Duration, Box<dyn Error>> {
     let backlog = Arc::new(Backlog::new(messages, make));
-    let mut worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).cleanup(None);
+    let mut worker = Worker::builder(consumer, Arc::clone(&backlog)).cleanup(None);
     if let Some(cache) = cache {
         worker = worker.cache_for(cache);
     }
@@ -136,7 +136,7 @@ pub(crate) async fn consume_for<S: Store>(
     make: Make,
 ) -> Result<Round, Box<dyn Error>> {
     let backlog = Arc::new(Backlog::new(usize::MAX, make));
-    let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
+    let worker = Worker::builder(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
     let stop = CancellationToken::new();
     let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     // From the end of one unit to that of another: in between, nothing is known of how far one is.

@@ -130,8 +130,7 @@ pub(crate) async fn memory(messages: usize) -> Result<Value, Box<dyn Error>> {
     let tenth = messages / 10;
     let mut sizes = Vec::new();
     let backlog = Arc::new(Backlog::new(messages, Box::new(message)));
-    let worker =
-        Worker::builder_shared(consumer(NullStore::EverythingIsNew)?, Arc::clone(&backlog)).cleanup(None).build()?;
+    let worker = Worker::builder(consumer(NullStore::EverythingIsNew)?, Arc::clone(&backlog)).cleanup(None).build()?;
     let (stop, started) = (CancellationToken::new(), Instant::now());
     let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     for step in 1..=10 {

@@ -140,10 +140,7 @@ where
     let consumer = consumer.effects(Effects::InTransaction).lanes(1).build()?;
     let stop = CancellationToken::new();
     let running = tokio::spawn(
-        Worker::builder_shared(consumer, Arc::clone(&source))
-            .cleanup(None)
-            .build()?
-            .run(stop.clone().cancelled_owned()),
+        Worker::builder(consumer, Arc::clone(&source)).cleanup(None).build()?.run(stop.clone().cancelled_owned()),
     );
     stopped.cancelled().await;
     stop.cancel();

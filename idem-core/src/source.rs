@@ -1,7 +1,7 @@
 //! For those who write a source: the edge to the broker, which delivers messages and gets their settlements. Users of a
 //! source need [`Source`] alone, which the crate's root has too.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
@@ -286,6 +286,28 @@ pub trait Source: Send + Sync + 'static {
 
     /// Lets go of the broker. Unsettled deliveries return to it. Ends within `deadline`, whatever the broker does.
     fn close(&self, deadline: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// A [`Source`], by value or in an [`Arc`] that its owner keeps a clone of: what [`Worker::builder`](crate::Worker::builder) takes.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a source",
+    note = "give a source by value, or an `Arc` of a source"
+)]
+pub trait IntoSource<B> {
+    /// The source as it is shared.
+    fn into_source(self) -> Arc<B>;
+}
+
+impl<B: Source> IntoSource<B> for B {
+    fn into_source(self) -> Arc<B> {
+        Arc::new(self)
+    }
+}
+
+impl<B: Source> IntoSource<B> for Arc<B> {
+    fn into_source(self) -> Self {
+        self
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ pub(crate) mod claim;
 pub(crate) mod describe;
 mod interned;
 pub(crate) mod registration;
+pub(crate) mod shared;
 pub(crate) mod tx;
 pub(crate) mod unit;
 pub(crate) mod usage;
@@ -24,6 +25,7 @@ pub use self::{
     describe::describe,
     interned::Interned,
     registration::{Registered, Registration},
+    shared::IntoStore,
     tx::HandingIn,
     unit::UnitOfWork,
     usage::Usage,

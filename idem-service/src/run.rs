@@ -107,7 +107,7 @@ async fn consume<D: Database, B: Broker>(
     let limit = settings.flags.startup_timeout;
     let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer);
+    let consumer = DedupConsumer::builder(Arc::clone(&store), &settings.consumer);
     let consumer = match parts.batch.take() {
         Some(attach) => attach(consumer),
         None => consumer.handler(parts.handler.clone()),
@@ -179,7 +179,7 @@ fn worker<S: Store, B: Broker>(
     status: &Arc<Status>,
 ) -> Result<Worker<S, B::Source>, ConfigError> {
     let source = Arc::new(built.source);
-    let mut worker = Worker::builder_shared(consumer.build()?, Arc::clone(&source))
+    let mut worker = Worker::builder(consumer.build()?, Arc::clone(&source))
         .batch(settings.batch)
         // One message of the largest size fits, whatever was asked for.
         .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))

@@ -121,7 +121,7 @@ fn consumer<S: Store, H: Handler<S>>(
         problem: error.to_string(),
         cure: "This is a bug of idem_testkit::deliver".to_owned(),
     };
-    let mut builder = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()));
+    let mut builder = DedupConsumer::builder(Arc::clone(store), consumer_name(type_name::<H>()));
     if keeps_results {
         builder = builder.keeps_results(RESULT_BYTES_MAX);
     }

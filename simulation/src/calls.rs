@@ -89,7 +89,7 @@ pub(crate) async fn ask_again(world: &Arc<World>) {
 fn once(world: &Arc<World>) -> Result<RunOnce<MemoryStore>, ConfigError> {
     let scenario = &world.scenario;
     let receivers = scenario.telling.as_ref().map_or(0, |telling| telling.receivers.len());
-    RunOnce::builder_shared(Arc::clone(&world.store), NAME)
+    RunOnce::builder(Arc::clone(&world.store), NAME)
         .effects(Effects::InTransaction)
         .final_errors()
         .publishes_to((0..receivers).map(receivers::name))

@@ -120,7 +120,7 @@ async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Resu
 fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, CheckedSource>, ConfigError> {
     let scenario = &world.scenario;
     let handler = SimulatedHandler { world: Arc::clone(world), process };
-    let mut consumer = DedupConsumer::builder_shared(Arc::clone(&world.store), world.consumer());
+    let mut consumer = DedupConsumer::builder(Arc::clone(&world.store), world.consumer());
     consumer = if scenario.in_batches { consumer.batch_handler(handler) } else { consumer.handler(handler) }
         .effects(scenario.effects)
         .handler_deadline(scenario.deadline)

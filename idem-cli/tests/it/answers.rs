@@ -14,7 +14,7 @@ use crate::fixture::{Answer, Fixture, command};
 
 /// Answers with the key's text, or refuses with it.
 async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
-    let builder = RunOnce::builder_shared(Arc::clone(store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(store), "payments").effects(Effects::InTransaction);
     let text = key.to_owned();
     let work = move |result: ResultBody| {
         if text.contains("refused") { Err(WorkError::final_result(result)) } else { Ok(result) }

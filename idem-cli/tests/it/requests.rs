@@ -33,7 +33,7 @@ struct Payments<S: Store> {
 
 impl<S: Store> Payments<S> {
     fn on(store: &Arc<S>) -> Self {
-        let builder = Idempotency::builder_shared(Arc::clone(store), "payments")
+        let builder = Idempotency::builder(Arc::clone(store), "payments")
             .tenant(|_| Some(Authenticated::tenant("acme")))
             .plain_hashes()
             .engine(|engine| engine.publishes_to(["told"]));

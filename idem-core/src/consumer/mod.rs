@@ -24,7 +24,7 @@ use crate::{
     names::ConsumerName,
     outcome::Decision,
     spawn,
-    store::Store,
+    store::{Store, shared::IntoStore},
     unit::{alone, answers::Answers, engine::Engine, session::OwnSession},
 };
 
@@ -53,14 +53,10 @@ impl<S: Store> fmt::Debug for DedupConsumer<S> {
 }
 
 impl<S: Store> DedupConsumer<S> {
-    /// A consumer of this name on this store. The name scopes its keys: two consumers each handle every message.
-    pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {
-        Self::builder_shared(Arc::new(store), name)
-    }
-
-    /// The same on a store that others use too.
-    pub fn builder_shared(store: Arc<S>, name: &str) -> DedupConsumerBuilder<S> {
-        DedupConsumerBuilder::new(store, name)
+    /// A consumer of this name on this store, or on an [`Arc`] of one that others use too. The name scopes its keys: two consumers
+    /// each handle every message.
+    pub fn builder(store: impl IntoStore<S>, name: &str) -> DedupConsumerBuilder<S> {
+        DedupConsumerBuilder::new(store.into_store(), name)
     }
 
     /// How long a handler may take for one message.

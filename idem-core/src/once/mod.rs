@@ -35,7 +35,7 @@ use crate::{
     pause::{IntakeGate, Pause},
     results::result::{NotKept, ResultBody, StoredResult},
     spawn,
-    store::{Bookkeeping as _, Store, claim::Recorded, tx::Tx},
+    store::{Bookkeeping as _, Store, claim::Recorded, shared::IntoStore, tx::Tx},
     unit::{
         alone,
         answers::{Answers, Known},
@@ -266,14 +266,9 @@ where
 }
 
 impl<S: Store> RunOnce<S> {
-    /// Settings of one with this name on this store. The name scopes its keys.
-    pub fn builder(store: S, name: &str) -> RunOnceBuilder<S> {
-        Self::builder_shared(Arc::new(store), name)
-    }
-
-    /// The same on a store that others use too.
-    pub fn builder_shared(store: Arc<S>, name: &str) -> RunOnceBuilder<S> {
-        RunOnceBuilder::new(store, name)
+    /// Settings of one with this name on this store, or on an [`Arc`] of one that others use too. The name scopes its keys.
+    pub fn builder(store: impl IntoStore<S>, name: &str) -> RunOnceBuilder<S> {
+        RunOnceBuilder::new(store.into_store(), name)
     }
 
     /// Its name.

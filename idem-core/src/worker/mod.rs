@@ -50,7 +50,7 @@ use crate::{
     names::RunId,
     pause::IntakeGate,
     relay::{Relay, Stopping, state::RelayView},
-    source::{Attached, Source},
+    source::{Attached, IntoSource, Source},
     spawn,
     store::{Bookkeeping as _, Store, registration::Registered},
     telemetry::{
@@ -105,14 +105,9 @@ const ENDED_WITHIN: Duration = Duration::from_secs(1);
 type Settlements<B> = mpsc::UnboundedReceiver<Settlement<<B as Source>::Handle>>;
 
 impl<S: Store, B: Source> Worker<S, B> {
-    /// A worker that runs `consumer` on `source`.
-    pub fn builder(consumer: DedupConsumer<S>, source: B) -> WorkerBuilder<S, B> {
-        Self::builder_shared(consumer, Arc::new(source))
-    }
-
-    /// The same on a source that the caller shares.
-    pub fn builder_shared(consumer: DedupConsumer<S>, source: Arc<B>) -> WorkerBuilder<S, B> {
-        WorkerBuilder::new(consumer, source)
+    /// A worker that runs `consumer` on `source`, which may be an [`Arc`] that the caller keeps a clone of.
+    pub fn builder(consumer: DedupConsumer<S>, source: impl IntoSource<B>) -> WorkerBuilder<S, B> {
+        WorkerBuilder::new(consumer, source.into_source())
     }
 
     fn new(

@@ -8,6 +8,7 @@ use idem_core::{
     internal::Exactly,
     key::{Header, KEY_FIELD, KeyPolicy},
     once::RunOnceBuilder,
+    store::IntoStore,
 };
 use tokio::sync::Semaphore;
 
@@ -54,14 +55,10 @@ pub struct IdempotencyBuilder<S: Store> {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// Begins the settings, with this name on this store. The name scopes the keys: all instances of a service have the same name.
-    pub fn builder(store: S, name: &str) -> IdempotencyBuilder<S> {
-        Self::builder_shared(Arc::new(store), name)
-    }
-
-    /// The same on a shared store.
-    pub fn builder_shared(store: Arc<S>, name: &str) -> IdempotencyBuilder<S> {
-        IdempotencyBuilder::new(store, name)
+    /// Begins the settings, with this name on this store, or on an [`Arc`] of one that others use too. The name scopes the keys:
+    /// all instances of a service have the same name.
+    pub fn builder(store: impl IntoStore<S>, name: &str) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::new(store.into_store(), name)
     }
 }
 
@@ -381,7 +378,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         // A claim waits at the database only briefly; longer waits are in memory. Where one unit writes at a time, the wait is for the
         // database and not for the key.
         let busy = if capabilities.waits_per_key { Duration::from_millis(500) } else { Duration::from_secs(5) };
-        let engine = RunOnce::builder_shared(Arc::clone(&self.store), &self.name)
+        let engine = RunOnce::builder(Arc::clone(&self.store), &self.name)
             .effects(Effects::InTransaction)
             .final_errors()
             .handler_name("http")

@@ -52,7 +52,7 @@ async fn fail(
 
 async fn serve(ground: &Postgres) -> String {
     let secret = HashSecret::new(1, b"0123456789abcdef0123456789abcdef").unwrap();
-    let builder = Idempotency::builder_shared(ground.store(), "payments");
+    let builder = Idempotency::builder(ground.store(), "payments");
     let payments = builder.single_tenant().hash_secret(secret).build().unwrap();
     payments.start().await.unwrap();
     let arrived = Arrived::new(0);

@@ -48,7 +48,7 @@ impl<S: Store> Opened<S> {
             ProfileFlag::Guardia => Profile::guardia(),
             ProfileFlag::Stripe => Profile::stripe(),
         };
-        let mut builder = Idempotency::builder_shared(Arc::clone(&store), name)
+        let mut builder = Idempotency::builder(Arc::clone(&store), name)
             .profile(if flags.replay_2xx_as_200 { profile.replay_2xx_as_200() } else { profile })
             .handler_deadline(flags.common.handler_deadline)
             .body_bytes_max(flags.body_max)

@@ -92,7 +92,7 @@ async fn published(store: &Arc<MemoryStore>, url: &str, events: impl Iterator<It
         tx.publish(message, Event::to(&to).ordering_key(key).body(body)).map(drop)?;
         Ok::<(), HandlerError>(())
     });
-    let builder = DedupConsumer::builder_shared(Arc::clone(store), "teller").handler(handler).handler_name("teller");
+    let builder = DedupConsumer::builder(Arc::clone(store), "teller").handler(handler).handler_name("teller");
     let consumer = builder.effects(Effects::InTransaction).publishes_to([url]).build().unwrap();
     let messages = events.map(|(key, body)| message(&body.clone(), serde_json::to_vec(&(key, body)).unwrap()));
     for (_, decision) in consumer.process(messages).await.unwrap() {

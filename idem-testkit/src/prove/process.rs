@@ -69,7 +69,7 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
         let store = self.databases.connect(address).await?;
         let handler = (self.handler)(address);
         let rigged = Rigged { handler, rig: Arc::clone(rig), databases: Arc::clone(&self.databases) };
-        let builder = DedupConsumer::builder_shared(store, "prove").handler(rigged).effects(Effects::InTransaction);
+        let builder = DedupConsumer::builder(store, "prove").handler(rigged).effects(Effects::InTransaction);
         let builder = (self.configure)(builder);
         let builder = match deadline {
             Some(deadline) => builder.handler_deadline(deadline),

@@ -193,7 +193,7 @@ async fn contention_runs_the_unit_again() {
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_hangs_is_resolved() {
     let (store, _) = store_and_ledger();
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "ledger")
         .handler(Ledger)
         .effects(Effects::InTransaction)
         .commit_timeout(Duration::from_secs(10))

@@ -18,7 +18,7 @@ use idem_core::{
 use idem_testkit::{Fault, MemoryStore, Operation};
 
 fn payments(store: &Arc<MemoryStore>) -> RunOnce<MemoryStore> {
-    let builder = RunOnce::builder_shared(Arc::clone(store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(store), "payments").effects(Effects::InTransaction);
     builder.final_errors().lanes(64).build().unwrap()
 }
 
@@ -192,7 +192,7 @@ async fn v1_result_in_second_tx_is_seen() {
 #[tokio::test(start_paused = true)]
 async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     let store = Arc::new(MemoryStore::new());
-    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
     let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
     let Begun::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
@@ -265,7 +265,7 @@ async fn what_work_and_the_database_answer_are_errors_of_their_own() {
 async fn work_publishes_and_knows_its_message_and_tenant() {
     let store = Arc::new(MemoryStore::new());
     let of_tenant = |message: &Message| Tenant::new(message.headers().text("tenant")?).ok();
-    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
     let payments = builder.tenant_of(of_tenant).publishes_to(["ledger"]).build().unwrap();
     for tenant in ["acme", "globex"] {
         let message = idem_testkit::message("order-1", "p").with_header("tenant", tenant);
@@ -371,7 +371,7 @@ mod step_by_step {
     #[tokio::test]
     async fn a_lent_operation_is_not_finished() {
         let store = Arc::new(MemoryStore::new());
-        let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+        let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
         let payments = builder.lanes(1).build().unwrap();
         let run = first(&payments, "order-1").await;
         let lender = run.lender();
@@ -394,7 +394,7 @@ mod step_by_step {
     #[tokio::test(start_paused = true)]
     async fn an_operation_ends_at_its_deadline() {
         let store = Arc::new(MemoryStore::new());
-        let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+        let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
         let payments = builder.handler_deadline(Duration::from_secs(1)).build().unwrap();
         let mut run = first(&payments, "order-1").await;
         write(&mut run, "one").await;
@@ -409,7 +409,7 @@ mod step_by_step {
 #[tokio::test]
 async fn s58_the_answer_before_a_forget_is_refused_after_it() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
-    let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
     let payments = builder.seals_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build().unwrap();
     pay(&payments, "order-1", &runs).await.unwrap();
     let before = store.results().remove(0);
@@ -427,7 +427,7 @@ async fn s58_the_answer_before_a_forget_is_refused_after_it() {
 async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let sealing = |current, keys: &[(u16, [u8; 32])]| {
-        let builder = RunOnce::builder_shared(Arc::clone(&store), "payments").effects(Effects::InTransaction);
+        let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
         builder.seals_results(ResultKeys::new(current, keys.iter().copied()).unwrap()).build().unwrap()
     };
     let (old, new) = ((1, [1; 32]), (2, [2; 32]));

@@ -321,7 +321,7 @@ pub(crate) async fn w25_a_request_stands_nowhere_but_in_its_answer<G: Searched>(
     let _guard = super::telemetry::set_default(lines.finish());
 
     let (ground, guessable) = (G::new().await, G::new().await);
-    let plain = Idempotency::builder_shared(guessable.store(), "payments").single_tenant().plain_hashes();
+    let plain = Idempotency::builder(guessable.store(), "payments").single_tenant().plain_hashes();
     let services = [(&ground, builder(&ground).build().unwrap()), (&guessable, plain.build().unwrap())];
     for (_, payments) in &services {
         let answered = |body: &[u8]| match body.rsplit(|byte| *byte == b' ').next() {

@@ -310,7 +310,7 @@ async fn w27_a_fingerprint_can_be_replaced() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let secret = |number: u16| HashSecret::new(number, &number.to_be_bytes().repeat(16)).unwrap();
     let of = |secrets: &[u16], fingerprint| {
-        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let builder = Idempotency::builder(ground.store(), "payments").single_tenant();
         let builder = secrets.iter().fold(builder, |builder, number| builder.hash_secret(secret(*number)));
         route::<Memory>(&builder.build().unwrap(), &runs).fingerprint(fingerprint)
     };
@@ -349,7 +349,7 @@ async fn w28_a_secret_can_be_replaced() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let secret = |number, secret: &[u8]| HashSecret::new(number, secret).unwrap();
     let with = |secrets: Vec<HashSecret>| {
-        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let builder = Idempotency::builder(ground.store(), "payments").single_tenant();
         let payments =
             secrets.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret)).build().unwrap();
         route::<Memory>(&payments, &runs)
@@ -367,7 +367,7 @@ async fn w28_a_secret_can_be_replaced() {
     assert!(HashSecret::new(1, b"short").is_err());
     // Nor does an instance start that has another one under the same number.
     let started = async |secret| {
-        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let builder = Idempotency::builder(ground.store(), "payments").single_tenant();
         builder.hash_secret(secret).build().unwrap().start().await
     };
     started(secret(2, &[7; 32])).await.unwrap();
@@ -380,7 +380,7 @@ async fn w28_a_secret_can_be_replaced() {
 async fn w137_a_number_is_one_secrets() {
     let ground = Memory::new().await;
     let build = |secrets: [(u16, &[u8]); 2]| {
-        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let builder = Idempotency::builder(ground.store(), "payments").single_tenant();
         let secrets = secrets.map(|(number, secret)| HashSecret::new(number, secret).unwrap());
         secrets.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret)).build()
     };
@@ -411,7 +411,7 @@ async fn w120_what_cannot_be_compared_here_is_no_other_request() {
     for (deploy, before, after) in deploys {
         let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
         let instance = async |settings: &Settings<'_>| {
-            let new = Idempotency::builder_shared(ground.store(), "payments")
+            let new = Idempotency::builder(ground.store(), "payments")
                 .tenant(|_| Some(Authenticated::tenant("acme").with_subject("ann")));
             let payments = settings.iter().fold(new, |builder, set| set(builder)).build().unwrap();
             payments.start().await.unwrap();
@@ -452,7 +452,7 @@ async fn w121_what_is_known_everywhere_first_refuses_no_repeat() {
         let instances: Vec<_> = side_by_side
             .iter()
             .map(|(secrets, fingerprint)| {
-                let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+                let builder = Idempotency::builder(ground.store(), "payments").single_tenant();
                 let builder = secrets.iter().fold(builder, |builder, number| builder.hash_secret(secret(*number)));
                 route::<Memory>(&builder.build().unwrap(), &runs).fingerprint(fingerprint.clone())
             })
@@ -478,7 +478,7 @@ async fn w121_what_is_known_everywhere_first_refuses_no_repeat() {
 #[tokio::test]
 async fn w28_a_secret_counts_before_plain_hashes() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
-    let new = || Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+    let new = || Idempotency::builder(ground.store(), "payments").single_tenant();
     let secret = || HashSecret::new(1, SECRET).unwrap();
     let before = route::<Memory>(&new().plain_hashes().build().unwrap(), &runs);
     let plain = send(&before, request("plain", "one")).await;
@@ -562,7 +562,7 @@ async fn w124_no_subject_is_told_apart_by_plain_hashes() {
 #[tokio::test]
 async fn w29_what_is_not_said_is_not_guessed() {
     let ground = Memory::new().await;
-    let new = || Idempotency::builder_shared(ground.store(), "payments");
+    let new = || Idempotency::builder(ground.store(), "payments");
     let field = |built: Result<Idempotency<_>, ConfigError>| built.unwrap_err().to_string();
     assert!(field(new().plain_hashes().build()).contains("tenant"));
     assert!(field(new().single_tenant().build()).contains("hash_secret"));

@@ -58,8 +58,7 @@ async fn w195_a_sender_that_cannot_be_looked_up_is_not_a_stranger() {
     }
     let ground = Memory::new().await;
     let app = App(&[("ann", "acme"), ("bob", "acme"), ("cyd", "globex")], Arc::default());
-    let payments =
-        Idempotency::builder_shared(ground.store(), "payments").plain_hashes().tenant_with(app.clone(), shop);
+    let payments = Idempotency::builder(ground.store(), "payments").plain_hashes().tenant_with(app.clone(), shop);
     let payments = payments.build().unwrap();
     let routes = Router::new()
         .route("/t", post(pay).route_layer(payments.layer()))

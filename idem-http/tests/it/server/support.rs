@@ -69,7 +69,7 @@ pub(crate) fn builder_without_secret<G: Ground>(ground: &G) -> IdempotencyBuilde
             None => who,
         })
     };
-    Idempotency::builder_shared(ground.store(), "payments").tenant(tenant)
+    Idempotency::builder(ground.store(), "payments").tenant(tenant)
 }
 
 /// The runs of a handler, and those that are held until their release.

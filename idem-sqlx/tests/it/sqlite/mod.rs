@@ -134,7 +134,7 @@ impl Handler<SqliteStore> for Scripted {
 }
 
 pub(crate) fn builder(store: &Arc<SqliteStore>) -> DedupConsumerBuilder<SqliteStore> {
-    DedupConsumer::builder_shared(Arc::clone(store), "orders").effects(Effects::InTransaction)
+    DedupConsumer::builder(Arc::clone(store), "orders").effects(Effects::InTransaction)
 }
 
 pub(crate) fn consumer(store: &Arc<SqliteStore>) -> DedupConsumer<SqliteStore> {

@@ -161,7 +161,7 @@ fn j62_failpoints_that_are_not_armed_cost_no_stack() {
             for (number, payload) in ["1", "2", "junk", "3"].iter().enumerate() {
                 queue.publish(message(&format!("order-{number}"), *payload)).unwrap();
             }
-            let consumer = DedupConsumer::builder_shared(store, "ledger").handler(Ledger);
+            let consumer = DedupConsumer::builder(store, "ledger").handler(Ledger);
             let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
             let worker =
                 Worker::builder(consumer, queue.source()).until_idle(Duration::from_millis(20)).build().unwrap();

@@ -327,6 +327,6 @@ fn batch_consumer<T: StoreUnderTest>(
     fixture: &Fixture<'_, T>,
     plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static,
 ) -> DedupConsumer<super::fixture::Seen<T>> {
-    let builder = DedupConsumer::builder_shared(std::sync::Arc::clone(&fixture.store), "orders");
+    let builder = DedupConsumer::builder(std::sync::Arc::clone(&fixture.store), "orders");
     builder.batch_handler(fixture.probe(plan)).effects(Effects::InTransaction).build().unwrap()
 }

@@ -107,7 +107,7 @@ pub async fn s59_malformed_payloads_of_several_causes_are_several_groups<T: Stor
         message.json::<Order>().map_err(|error| HandlerError::from(error).with_class(ErrorClass::Permanent))?;
         Ok(Vec::new())
     };
-    let builder = DedupConsumer::builder_shared(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
+    let builder = DedupConsumer::builder(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
     let consumer = builder.handler(announcer::<T>(read)).build().unwrap();
     let payloads = [
         r#"{"kind":"gift","cents":1}"#,

@@ -74,7 +74,7 @@ pub(super) fn announcer<T: StoreUnderTest>(
 }
 
 pub(super) fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>, name: &str) -> DedupConsumerBuilder<Seen<T>> {
-    let builder = DedupConsumer::builder_shared(Arc::clone(&fixture.store), name).effects(Effects::InTransaction);
+    let builder = DedupConsumer::builder(Arc::clone(&fixture.store), name).effects(Effects::InTransaction);
     builder.publishes_to(DESTINATIONS).keeps_results(1_000)
 }
 
@@ -232,8 +232,7 @@ pub async fn o1_append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(s
 pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
     for fixture in [Fixture::new(subject), Fixture::bare(subject)] {
         let capabilities = fixture.store.capabilities();
-        let plain =
-            || DedupConsumer::builder_shared(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
+        let plain = || DedupConsumer::builder(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
         let refused = |builder: DedupConsumerBuilder<Seen<T>>| {
             builder.handler(announcer::<T>(|_| Ok(vec![]))).build().err().map(|error| error.field)
         };
@@ -458,7 +457,7 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
     if !offers(&fixture) || !fixture.store.capabilities().results {
         return;
     }
-    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let builder = builder.publishes_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
     let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
     for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {

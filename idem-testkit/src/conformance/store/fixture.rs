@@ -227,7 +227,7 @@ impl<'s, T: StoreUnderTest> Fixture<'s, T> {
         name: &str,
         plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static,
     ) -> DedupConsumerBuilder<Seen<T>> {
-        let builder = DedupConsumer::builder_shared(Arc::clone(&self.store), name);
+        let builder = DedupConsumer::builder(Arc::clone(&self.store), name);
         builder.handler(self.probe(plan)).effects(Effects::InTransaction).handlers(self.subject.handlers())
     }
 

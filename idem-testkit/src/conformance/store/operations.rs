@@ -15,7 +15,7 @@ use super::{
 };
 
 fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnceBuilder<Seen<T>> {
-    RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction).final_errors()
+    RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction).final_errors()
 }
 
 async fn first<T: StoreUnderTest>(payments: &RunOnce<Seen<T>>) -> Operation<Seen<T>> {

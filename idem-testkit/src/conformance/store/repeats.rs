@@ -102,7 +102,7 @@ pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(su
     if !keeps_results(&fixture) {
         return;
     }
-    let builder = || RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let builder = || RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let plain = || once(&fixture);
     let json = || {
         let rules = HashRules::new(JsonMembers::without(["/at"]).unwrap()).and_formerly(RawPayload);

@@ -104,7 +104,7 @@ pub(super) type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Sen
 
 /// The runner of the work.
 pub(super) fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
-    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build().unwrap()
 }
 
@@ -365,7 +365,7 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
         return;
     }
     let keeping = |answers_for| {
-        let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+        let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
         let builder = builder.final_errors().answers_for(Retention::For(answers_for));
         builder.retention(Retention::For(48 * HOUR)).build().unwrap()
     };
@@ -437,7 +437,7 @@ pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subjec
     let other = once(&fixture).run_once("a", "other", refusing()).await;
     assert!(matches!(other, Err(RunOnceError::Conflict { .. })), "{other:?}");
     // Not where the consumer does not say that work may be refused.
-    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let undeclared = builder.build().unwrap().run_once("b", "b", refusing()).await;
     assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("final_errors")));
     assert_eq!(fixture.recorded().await, ["a"]);
@@ -566,7 +566,7 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
 pub async fn results_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
     for fixture in [Fixture::new(subject), Fixture::bare(subject)] {
         let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();
-        let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+        let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
         let once = builder.build();
         if keeps_results(&fixture) {
             assert!(kept.is_ok() && once.is_ok());

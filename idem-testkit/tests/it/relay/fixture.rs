@@ -37,7 +37,7 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn new() -> Self {
         let store = Arc::new(MemoryStore::new());
-        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+        let consumer = DedupConsumer::builder(Arc::clone(&store), "teller")
             .handler(handler_fn(publish))
             .handler_name("teller")
             .lanes(2)

@@ -54,7 +54,7 @@ async fn forward(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), 
 /// The destinations that a forwarded message waits for.
 async fn forwarded_to() -> Vec<String> {
     let store = Arc::new(MemoryStore::new());
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "forwarder")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "forwarder")
         .handler(handler_fn(forward))
         .handler_name("forwarder")
         .effects(Effects::InTransaction)

@@ -35,7 +35,7 @@ async fn o16_a_hanging_host_with_thousands_of_events_holds_no_other_back() {
     let hanging = Receiver::new((0..HANGING).map(|_| Answer::Never)).await;
     let other = Receiver::new([]).await;
     let store = Arc::new(MemoryStore::new());
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "teller")
         .handler(handler_fn(publish))
         .handler_name("teller")
         .effects(Effects::InTransaction)
@@ -76,7 +76,7 @@ async fn o16_a_hanging_host_with_thousands_of_events_holds_no_other_back() {
 /// Has these messages published by a consumer whose tenant is the header `tenant`.
 async fn published(messages: Vec<Message>) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::new());
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "teller")
         .handler(handler_fn(publish))
         .handler_name("teller")
         .tenant_of(|message: &Message| {

@@ -33,7 +33,7 @@ async fn outbox() -> Arc<dyn Outbox> {
 /// An outbox with so many.
 async fn outbox_with(events: u8) -> Arc<dyn Outbox> {
     let store = Arc::new(MemoryStore::new());
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "teller")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "teller")
         .handler(handler_fn(publish))
         .handler_name("teller")
         .effects(Effects::InTransaction)

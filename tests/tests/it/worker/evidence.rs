@@ -65,7 +65,7 @@ async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
     for number in 0..20 {
         queue.publish(message(&format!("b{number}"), "x")).unwrap();
     }
-    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger")
+    let consumer = DedupConsumer::builder(Arc::clone(&store), "ledger")
         .handler(poison)
         .effects(Effects::InTransaction)
         .lanes(2)
@@ -135,7 +135,7 @@ async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
             go.acquire().await?.forget();
             Ok(())
         });
-        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger").handler(holds);
+        let consumer = DedupConsumer::builder(Arc::clone(&store), "ledger").handler(holds);
         let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
         let copies: Vec<Message> = keys.iter().map(|key| message(key, "x")).collect();
         tokio::spawn(async move { consumer.process(copies).await })
@@ -145,7 +145,7 @@ async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
     let mut workers = Vec::new();
     for number in 0..2 {
         let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
-        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger").handler(Poison::IoError);
+        let consumer = DedupConsumer::builder(Arc::clone(&store), "ledger").handler(Poison::IoError);
         // Each message runs alone, with its attempt counted.
         let patience = Duration::from_secs(60);
         let consumer =

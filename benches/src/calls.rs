@@ -214,8 +214,8 @@ impl Ready {
             Self::Pool(pool) => {
                 ByHand::TextbookOnPool.transaction(pool.begin().await?, Work::Insert, customer).await?;
             }
-            Self::Idem(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.1)?,
-            Self::OnTokioPostgres(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.1)?,
+            Self::Idem(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.decision)?,
+            Self::OnTokioPostgres(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.decision)?,
         }
         Ok(())
     }

@@ -132,7 +132,7 @@ async fn idem<S: Store>(
                 while Instant::now() < end {
                     let messages: Vec<Message> = (0..batch).map(|_| message(work, customer())).collect();
                     let decisions = consumer.process(messages).await?;
-                    let processed = decisions.iter().filter(|(_, decision)| decision.is_processed()).count();
+                    let processed = decisions.iter().filter(|decided| decided.decision.is_processed()).count();
                     done.fetch_add(processed, Ordering::Relaxed);
                 }
                 Ok::<_, idem_core::StoreError>(())

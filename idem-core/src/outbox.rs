@@ -15,7 +15,9 @@ use sha2::{Digest, Sha256};
 pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
-    event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, ORDERING_KEY_BYTES_MAX, PublishError},
+    event::{
+        DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, EventId, ORDERING_KEY_BYTES_MAX, PublishError,
+    },
     limits::{DestinationLimits, EVENT_RETRY, RECEIVER_KEEPS},
     publisher::{Dispatch, EventError, EventPublisher},
     rows::{

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use idem_core::{Decision, DedupConsumer, Message, Store, StoreError};
+use idem_core::{Decision, DedupConsumer, Message, Store, StoreError, consumer::Decided};
 
 /// The call of a test that has its messages already, and wants the decisions alone.
 pub trait Decide<S: Store> {
@@ -38,6 +38,6 @@ impl<S: Store> Decide<S> for DedupConsumer<S> {
     }
 }
 
-fn decisions(decided: Vec<(Message, Decision)>) -> Vec<Decision> {
-    decided.into_iter().map(|(_, decision)| decision).collect()
+fn decisions(decided: Vec<Decided>) -> Vec<Decision> {
+    decided.into_iter().map(|decided| decided.decision).collect()
 }

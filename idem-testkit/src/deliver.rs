@@ -108,7 +108,7 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
     let (lane, decided) = consumer.process_on(lane, [message]).await?;
     tell_of_unused::<S, H>(&consumer);
     // One message, one decision; without one, nothing is known, and the message would go back to the broker.
-    Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |(_, decision)| decision)))
+    Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |decided| decided.decision)))
 }
 
 fn consumer<S: Store, H: Handler<S>>(
@@ -210,7 +210,7 @@ pub async fn deliver_publishing<S: Store, H: Handler<S>>(
         let decided = consumer.process_with_results([message]).await?.into_iter().next();
         decided.map(|decided| (decided.decision, decided.result.and_then(Result::ok)))
     } else {
-        let (_, decision) = consumer.process_one(message).await?;
+        let decision = consumer.process_one(message).await?.decision;
         Some((decision, None))
     };
     let (decision, result) = decided.unwrap_or((Decision::Busy, None));

@@ -31,7 +31,7 @@ pub async fn durables(count: usize) -> Vec<Durable> {
             .map(|number| Message::new("").with_header(idem_core::key::KEY_FIELD, number.to_string()))
             .collect::<Vec<_>>();
         let decided = consumer.process(messages).await.unwrap_or_else(|error| panic!("{error}"));
-        let earned = decided.into_iter().filter_map(|(_, decision)| decision.into_durable());
+        let earned = decided.into_iter().filter_map(|decided| decided.decision.into_durable());
         let before = proofs.len();
         proofs.extend(earned);
         assert!(proofs.len() > before, "the engine must earn a proof from a store in memory");

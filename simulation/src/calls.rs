@@ -115,7 +115,7 @@ async fn ask(world: &Arc<World>, runs: &RunOnce<MemoryStore>, operation: usize) 
         .with_header(KEY_FIELD, format!("{KEY}{}", about.key))
         .with_header(TENANT, format!("t{}", about.tenant));
     let (own, about) = (Arc::clone(world), *about);
-    let ran = runs.run_message(message, move |tx| {
+    let ran = runs.run(message, move |tx| {
         let world = Arc::clone(&own);
         Box::pin(async move {
             let run = world.called_for(operation);
@@ -139,8 +139,8 @@ async fn ask(world: &Arc<World>, runs: &RunOnce<MemoryStore>, operation: usize) 
     });
     match ran.await {
         Ok(ran) => {
-            let value = String::from_utf8_lossy(&ran.value.body).into_owned();
-            world.answered_for(operation, times, (ran.is_error, value));
+            let value = String::from_utf8_lossy(&ran.result().body).into_owned();
+            world.answered_for(operation, times, (ran.is_refused(), value));
             true
         }
         Err(RunOnceError::Busy | RunOnceError::Failed(_) | RunOnceError::Unavailable(_)) => false,

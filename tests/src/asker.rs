@@ -4,7 +4,7 @@ use std::{fs::OpenOptions, future::Future, io::Write as _, path::Path, time::Dur
 
 use idem_core::{
     BoxError, Effects, ResultBody, RunOnce, Store, Tx,
-    once::{RunOnceError, WorkError},
+    once::{Request, RunOnceError, WorkError},
 };
 use idem_sqlx::{PostgresStore, SqliteStore};
 
@@ -56,7 +56,7 @@ pub async fn ask<S: Noting>(store: S, asking: &Asking) -> Result<(), BoxError> {
     for key in keys {
         let text = key.to_string();
         let answer = loop {
-            match payments.run_once(&text, &text, move |tx| Box::pin(draw(tx, key))).await {
+            match payments.run(Request::new(&text, &text), move |tx| Box::pin(draw(tx, key))).await {
                 Ok(ran) => break ran,
                 // Another process has the key, died with it, or writes to the file.
                 Err(RunOnceError::Busy | RunOnceError::Unavailable(_) | RunOnceError::Failed(_)) => {
@@ -65,10 +65,10 @@ pub async fn ask<S: Noting>(store: S, asking: &Asking) -> Result<(), BoxError> {
                 Err(error) => return Err(error.into()),
             }
         };
-        if answer.is_error != is_refused(key) {
+        if answer.is_refused() != is_refused(key) {
             return Err(format!("the answer to {key} is of the other kind").into());
         }
-        note(&asking.to, key, &answer.value)?;
+        note(&asking.to, key, answer.result())?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use idem_core::{DedupConsumer, Handler, HandlerError, Message, StoreError, Tx};
+use idem_core::{DedupConsumer, Handler, HandlerError, Message, StoreError, Tx, consumer::Decided};
 use idem_sqlx::SqliteStore;
 
 use crate::event::{BatchItemFailure, BatchResponse, Event};
@@ -35,7 +35,7 @@ impl Handler<SqliteStore> for Ledger {
 pub(crate) async fn handle(consumer: &DedupConsumer<SqliteStore>, event: Event) -> Result<BatchResponse, StoreError> {
     let messages = event.records.into_iter().map(Message::from);
     let (mut response, mut stopped) = (BatchResponse::default(), HashSet::new());
-    for (message, decision) in consumer.process(messages).await? {
+    for Decided { message, decision, .. } in consumer.process(messages).await? {
         let group = message.ordering_key();
         let is_behind = group.is_some_and(|group| stopped.contains(group));
         if is_behind || decision.into_durable().is_none() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     Effects, ResultBody, RunOnce, Store,
-    once::{Ran, RunOnceError, WorkError},
+    once::{Outcome, Request, RunOnceError, WorkError},
     results::NotKept,
 };
 use idem_sqlx::SqliteStore;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::fixture::{Answer, Fixture, command};
 
 /// Answers with the key's text, or refuses with it.
-async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
+async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Outcome, RunOnceError> {
     let builder = RunOnce::builder(Arc::clone(store), "payments").effects(Effects::InTransaction);
     let text = key.to_owned();
     let work = move |result: ResultBody| {
@@ -22,7 +22,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
     let body = format!("answer to {key}");
     let payments = builder.final_errors().build().unwrap();
     payments
-        .run_once(key, key, move |_| {
+        .run(Request::new(key, key), move |_| {
             let mut headers = idem_core::message::Headers::default();
             headers.push("location", Some("/private".into()));
             let result = ResultBody::new(body.clone())
@@ -39,7 +39,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
 /// again; a forgotten one runs again, with a result of its own.
 async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: impl Fn(&str) -> Answer) {
     for key in ["order-1", "order-refused"] {
-        assert!(!pay(&store, key).await.unwrap().replayed);
+        assert!(!pay(&store, key).await.unwrap().is_replayed());
     }
     let plain = idem("show order-1").ok();
     assert!(!plain.contains("answer to") && !plain.contains("/private"), "{plain}");
@@ -67,8 +67,8 @@ async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: i
     assert!(!idem("show order-1 --result --json").ok().contains("/orders/7"));
     idem("forget order-2 --consumer payments --reason again --yes").ok();
     assert!(idem("show order-2 --result --json").json()["results"].as_array().is_some_and(Vec::is_empty));
-    assert!(!pay(&store, "order-2").await.unwrap().replayed);
-    assert!(pay(&store, "order-2").await.unwrap().replayed);
+    assert!(!pay(&store, "order-2").await.unwrap().is_replayed());
+    assert!(pay(&store, "order-2").await.unwrap().is_replayed());
 }
 
 /// V12: of an expired answer the table shows the rest, and the answer until then.

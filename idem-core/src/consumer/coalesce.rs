@@ -13,12 +13,10 @@ use tokio::sync::{
 
 use crate::{
     error::{ErrorClass, StoreError},
-    message::Message,
     names::ScopeId,
-    outcome::Decision,
     spawn,
     store::Store,
-    unit::{alone, engine::Engine, identify::Item, session::OwnSession},
+    unit::{alone, answers::Decided, engine::Engine, identify::Item, session::OwnSession},
 };
 
 /// The most shared units that run at once. A call that comes while they do joins the next one; with more of them, each would
@@ -40,7 +38,7 @@ struct Waiting {
 }
 
 enum Answer {
-    Decided(Message, Decision),
+    Decided(Decided),
     /// The unit came to nothing: the message runs alone.
     Alone(Item),
 }
@@ -75,7 +73,7 @@ pub(super) async fn process<S: Store>(
     engine: &Arc<Engine<S>>,
     shared: &SharedUnits,
     item: Item,
-) -> Result<Result<(Message, Decision), Item>, StoreError> {
+) -> Result<Result<Decided, Item>, StoreError> {
     let Some(scope) = item.claim.as_ref().map(|claim| claim.scope) else { return Ok(Err(item)) };
     let (answer, mut answered) = oneshot::channel();
     let call = Waiting { item, scope, answer };
@@ -101,9 +99,9 @@ pub(super) async fn process<S: Store>(
     }
 }
 
-fn given(answer: Result<Answer, RecvError>) -> Result<Result<(Message, Decision), Item>, StoreError> {
+fn given(answer: Result<Answer, RecvError>) -> Result<Result<Decided, Item>, StoreError> {
     match answer {
-        Ok(Answer::Decided(message, decision)) => Ok(Ok((message, decision))),
+        Ok(Answer::Decided(decided)) => Ok(Ok(decided)),
         Ok(Answer::Alone(item)) => Ok(Err(item)),
         // The task that led the unit has panicked in idem's own code.
         Err(gone) => Err(StoreError::Failed {
@@ -126,7 +124,7 @@ async fn run<S: Store>(mut own: OwnSession<S>, calls: Vec<Waiting>) {
         let decision = decisions.as_mut().and_then(Iterator::next);
         // The caller may have given up; the message was handled all the same.
         let _ = answer.send(match decision {
-            Some(decision) => Answer::Decided(item.message, decision),
+            Some(decision) => Answer::Decided(Decided { message: item.message, decision, result: None }),
             None => Answer::Alone(item),
         });
     }

@@ -102,14 +102,11 @@ impl<S: Store> DedupConsumer<S> {
     /// # Cancel safety
     /// A task finishes the work that a dropped call has begun. The messages may then have been handled; hand them in again
     /// to learn it.
-    pub async fn process(
-        &self,
-        messages: impl IntoIterator<Item = Message>,
-    ) -> Result<Vec<(Message, Decision)>, StoreError> {
+    pub async fn process(&self, messages: impl IntoIterator<Item = Message>) -> Result<Vec<Decided>, StoreError> {
         let messages = messages.into_iter().collect();
         self.engine.register(None).await?;
         let mut own = OwnSession::of(&self.engine).await;
-        Ok(spawn::finished(async move { alone::process(&own.engine, &mut own.session, messages).await }).await)
+        Ok(spawn::finished(async move { alone::process(&own.engine, &mut own.session, messages, None).await }).await)
     }
 
     /// The same with the result of each message that was handled now or before, as its handler has
@@ -133,9 +130,7 @@ impl<S: Store> DedupConsumer<S> {
         let mut own = OwnSession::of(&self.engine).await;
         Ok(spawn::finished(async move {
             let mut answers = Answers::new(None, false);
-            let decided = alone::process_with(&own.engine, &mut own.session, messages, Some(&mut answers)).await;
-            let all = decided.into_iter().map(|(message, decision, result)| Decided { message, decision, result });
-            all.collect()
+            alone::process(&own.engine, &mut own.session, messages, Some(&mut answers)).await
         })
         .await)
     }
@@ -147,11 +142,14 @@ impl<S: Store> DedupConsumer<S> {
     ///
     /// # Cancel safety
     /// As for [`process`](Self::process).
-    pub async fn process_one(&self, message: Message) -> Result<(Message, Decision), StoreError> {
+    pub async fn process_one(&self, message: Message) -> Result<Decided, StoreError> {
         self.engine.register(None).await?;
         let item = match self.engine.identify(message, None).await {
             Ok(item) => item,
-            Err(rejected) => return Ok((rejected.message, Decision::Failed(rejected.failure))),
+            Err(rejected) => {
+                let decision = Decision::Failed(rejected.failure);
+                return Ok(Decided { message: rejected.message, decision, result: None });
+            }
         };
         let item = match &self.coalesce {
             Some(shared) => match coalesce::process(&self.engine, shared, item).await? {
@@ -163,7 +161,7 @@ impl<S: Store> DedupConsumer<S> {
         let mut own = OwnSession::of(&self.engine).await;
         Ok(spawn::finished(async move {
             let decision = alone::decide_one(&own.engine, &mut own.session, &item, None).await;
-            (item.message, decision)
+            Decided { message: item.message, decision, result: None }
         })
         .await)
     }
@@ -181,13 +179,13 @@ impl<S: Store> DedupConsumer<S> {
         &self,
         session: S::Session,
         messages: impl IntoIterator<Item = Message>,
-    ) -> Result<(Option<S::Session>, Vec<(Message, Decision)>), StoreError> {
+    ) -> Result<(Option<S::Session>, Vec<Decided>), StoreError> {
         let messages = messages.into_iter().collect();
         self.engine.register(None).await?;
         let engine = Arc::clone(&self.engine);
         Ok(spawn::finished(async move {
             let mut session = Some(session);
-            let decided = alone::process(&engine, &mut session, messages).await;
+            let decided = alone::process(&engine, &mut session, messages, None).await;
             (session, decided)
         })
         .await)

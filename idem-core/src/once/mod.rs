@@ -4,16 +4,15 @@ pub(crate) mod builder;
 mod conflicts;
 mod expected;
 pub(crate) mod operation;
+mod request;
 mod turns;
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use serde::de::DeserializeOwned;
-
 pub use self::{
     builder::RunOnceBuilder,
     operation::{Begun, Operation, OperationTx},
+    request::{Outcome, Request},
 };
 pub use crate::unit::answers::KeyState;
 
@@ -23,8 +22,7 @@ use crate::{
     error::{BoxError, ErrorClass, StoreError},
     handler::Handler,
     handler_error::HandlerError,
-    key::KEY_FIELD,
-    message::{Message, decode_error::DecodePayloadError},
+    message::Message,
     names::{ConsumerName, IdempotencyKey},
     once::{
         conflicts::Conflicts,
@@ -63,8 +61,8 @@ use crate::{
 ///
 /// async fn transfer<S: Store>(transfers: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
 ///     let cents: i64 = std::str::from_utf8(payload).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
-///     let ran = transfers
-///         .run_once(key, payload, move |tx| {
+///     let outcome = transfers
+///         .run(Request::new(key, payload), move |tx| {
 ///             Box::pin(async move {
 ///                 let _connection = tx.connection(); // the store's own: run statements on it
 ///                 if cents <= 0 {
@@ -75,7 +73,7 @@ use crate::{
 ///             })
 ///         })
 ///         .await?;
-///     Ok(ran.value)
+///     Ok(outcome.into_result())
 /// }
 /// ```
 pub struct RunOnce<S: Store> {
@@ -165,30 +163,6 @@ impl WorkError {
 impl<E: Into<BoxError>> From<E> for WorkError {
     fn from(error: E) -> Self {
         Self(Why::Failed(HandlerError::from(error)))
-    }
-}
-
-/// The answer of a call of a [`RunOnce`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Ran {
-    /// The answer of the first run.
-    pub value: ResultBody,
-    /// Whether that was a [refusal for good](WorkError::final_result).
-    pub is_error: bool,
-    /// Whether it was read back: the work did not run in this call, or the answer to its commit was lost on the way.
-    pub replayed: bool,
-    /// The record that the value was read back with; `None` where this call has written it.
-    pub recorded: Option<Recorded>,
-}
-
-impl Ran {
-    /// The value, decoded from JSON.
-    ///
-    /// # Errors
-    /// [`DecodePayloadError`] where it is no `T`.
-    pub fn json<T: DeserializeOwned>(&self) -> Result<T, DecodePayloadError> {
-        Message::new(self.value.body.clone()).json()
     }
 }
 
@@ -321,10 +295,7 @@ impl<S: Store> RunOnce<S> {
         Some((self.calls.gate.pause()?, self.calls.gate.paused_for().unwrap_or_default()))
     }
 
-    /// Runs `work` unless an operation with this key was done before, and returns the first run's answer. The payload
-    /// distinguishes the operation from another one that uses the same key. The key is given as the header `idempotencykey`,
-    /// where the default [source](crate::once::RunOnceBuilder::key_source) finds it; with another source use
-    /// [`run_message`](Self::run_message).
+    /// Runs `work` unless an operation with this key was done before, and returns the first run's outcome.
     ///
     /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
     /// answer to the commit was lost and nothing had been committed, so it must not use anything up. Its writes through the
@@ -340,104 +311,11 @@ impl<S: Store> RunOnce<S> {
     ///
     /// # Cancel safety
     /// A task finishes the work that a dropped call has begun. Ask again with the same key to learn the outcome.
-    pub async fn run_once<F>(&self, key: &str, payload: impl AsRef<[u8]>, work: F) -> Result<Ran, RunOnceError>
+    pub async fn run<F>(&self, request: impl Into<Request>, work: F) -> Result<Outcome, RunOnceError>
     where
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
     {
-        self.run_message(operation(key, payload.as_ref()), work).await
-    }
-
-    /// The same for code that cannot put its work into a closure, such as a request whose handler belongs to a framework: the first caller
-    /// gets an open transaction as a value, and every other the first one's answer.
-    ///
-    /// ```
-    /// # use idem_core::{
-    /// #     ResultBody, RunOnce, Store,
-    /// #     once::{Begun, RunOnceError},
-    /// # };
-    /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
-    ///     match payments.once(key, payload).await? {
-    ///         Begun::Known(ran) => Ok(ran.value),
-    ///         Begun::First(mut operation) => {
-    ///             {
-    ///                 let mut tx = operation.tx()?;
-    ///                 let _connection = tx.connection(); // the store's own: run statements on it
-    ///             }
-    ///             Ok(operation.finish(ResultBody::new("paid")).await?.value)
-    ///         }
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// [`RunOnceError`].
-    ///
-    /// # Cancel safety
-    /// Cancel safe: a dropped call leaves nothing behind.
-    pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Begun<S>, RunOnceError> {
-        operation::begin(self, operation(key, payload.as_ref()), true).await
-    }
-
-    /// The same for an operation that has more than a key and a payload; see [`run_message`](Self::run_message).
-    ///
-    /// # Errors
-    /// [`RunOnceError`].
-    ///
-    /// # Cancel safety
-    /// As for [`once`](Self::once).
-    pub async fn once_message(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
-        operation::begin(self, message, true).await
-    }
-
-    /// The same for work that [`Operation::attend`](operation::Operation::attend) polls, which keeps its deadline.
-    #[doc(hidden)]
-    pub async fn once_attended(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
-        operation::begin(self, message, false).await
-    }
-
-    /// The state of the operation with this message's key, without running anything: for a caller that has lost an answer.
-    /// The payload is not compared, so anyone who may ask may read the answer.
-    ///
-    /// # Errors
-    /// [`RunOnceError::Refused`] where the message has no key, and [`RunOnceError::Unavailable`].
-    ///
-    /// # Cancel safety
-    /// Cancel safe: nothing is written.
-    pub async fn ask(&self, message: Message) -> Result<KeyState, RunOnceError> {
-        let item = self.identified(message).await?;
-        let mut own = OwnSession::of(&self.engine).await;
-        spawn::finished(async move {
-            let state = lookup::ask(&own.engine, &mut own.session, &item).await;
-            state.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))
-        })
-        .await
-    }
-
-    /// Registers the name, and finds the message's key.
-    pub(super) async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
-        let register = self.engine.register(None).await;
-        register.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))?;
-        self.engine.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
-            ErrorClass::Permanent => RunOnceError::Refused(rejected.failure),
-            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure | ErrorClass::Fatal => {
-                RunOnceError::Unavailable(rejected.failure)
-            }
-        })
-    }
-
-    /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
-    /// [tells them apart](crate::once::RunOnceBuilder::tenant_of), or a key that a [source](crate::key::KeySource) finds.
-    ///
-    /// # Errors
-    /// [`RunOnceError`].
-    ///
-    /// # Cancel safety
-    /// As for [`run_once`](Self::run_once).
-    pub async fn run_message<F>(&self, message: Message, work: F) -> Result<Ran, RunOnceError>
-    where
-        F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
-    {
-        let mut call = self.call(message).await?;
+        let mut call = self.call(request.into().0).await?;
         #[cfg(idem_bugs)]
         let (early, handed_out) = tokio::sync::mpsc::unbounded_channel();
         let ended = spawn::finished(async move {
@@ -460,6 +338,73 @@ impl<S: Store> RunOnce<S> {
         ended.await
     }
 
+    /// The same for code that cannot put its work into a closure, such as a request whose handler belongs to a framework: the first caller
+    /// gets an open transaction as a value, and every other the first one's answer.
+    ///
+    /// ```
+    /// # use idem_core::{
+    /// #     ResultBody, RunOnce, Store,
+    /// #     once::{Begun, RunOnceError},
+    /// # };
+    /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
+    ///     match payments.begin(Request::new(key, payload)).await? {
+    ///         Begun::Known(outcome) => Ok(outcome.into_result()),
+    ///         Begun::First(mut operation) => {
+    ///             {
+    ///                 let mut tx = operation.tx()?;
+    ///                 let _connection = tx.connection(); // the store's own: run statements on it
+    ///             }
+    ///             Ok(operation.finish(ResultBody::new("paid")).await?.into_result())
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call leaves nothing behind.
+    pub async fn begin(&self, request: impl Into<Request>) -> Result<Begun<S>, RunOnceError> {
+        operation::begin(self, request.into().0, true).await
+    }
+
+    /// The same for work that [`Operation::attend`](operation::Operation::attend) polls, which keeps its deadline.
+    #[doc(hidden)]
+    pub async fn begin_attended(&self, message: Message) -> Result<Begun<S>, RunOnceError> {
+        operation::begin(self, message, false).await
+    }
+
+    /// The state of the operation with this key, without running anything: for a caller that has lost an answer.
+    /// The payload is not compared, so anyone who may ask may read the answer.
+    ///
+    /// # Errors
+    /// [`RunOnceError::Refused`] where the request has no key, and [`RunOnceError::Unavailable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is written.
+    pub async fn key_state(&self, request: impl Into<Request>) -> Result<KeyState, RunOnceError> {
+        let item = self.identified(request.into().0).await?;
+        let mut own = OwnSession::of(&self.engine).await;
+        spawn::finished(async move {
+            let state = lookup::ask(&own.engine, &mut own.session, &item).await;
+            state.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))
+        })
+        .await
+    }
+
+    /// Registers the name, and finds the message's key.
+    pub(super) async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
+        let register = self.engine.register(None).await;
+        register.map_err(|error| RunOnceError::Unavailable(alone::store_failure::<S>(&error)))?;
+        self.engine.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
+            ErrorClass::Permanent => RunOnceError::Refused(rejected.failure),
+            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure | ErrorClass::Fatal => {
+                RunOnceError::Unavailable(rejected.failure)
+            }
+        })
+    }
+
     /// Waits for the call's turn with its key, and for a connection.
     async fn call(&self, message: Message) -> Result<Call<S>, RunOnceError> {
         let item = self.identified(message).await?;
@@ -474,7 +419,7 @@ impl<S: Store> RunOnce<S> {
         Ok(Call { item, own, calls: Arc::clone(&self.calls), pause, expected: Expected::First, turn })
     }
 
-    /// The answer of the operation with this message's key and payload; `None` where it was not done. Nothing runs, and nothing
+    /// The outcome of the operation with this key and payload; `None` where it was not done. Nothing runs, and nothing
     /// is written: it is one statement, where the store can. Calls do the same by themselves where they expect to be a repeat,
     /// because their key was seen here before. A caller with another reason to expect one, such as a client that says so, asks
     /// first.
@@ -484,8 +429,8 @@ impl<S: Store> RunOnce<S> {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn known(&self, message: Message) -> Result<Option<Ran>, RunOnceError> {
-        let item = self.identified(message).await?;
+    pub async fn peek(&self, request: impl Into<Request>) -> Result<Option<Outcome>, RunOnceError> {
+        let item = self.identified(request.into().0).await?;
         let mut own = OwnSession::of(&self.engine).await;
         let calls = Arc::clone(&self.calls);
         spawn::finished(async move {
@@ -521,7 +466,7 @@ impl<S: Store> Call<S> {
     }
 
     /// Learns from the end of the call, and answers it.
-    async fn ended(self, decision: Decision, result: Known) -> Result<Ran, RunOnceError> {
+    async fn ended(self, decision: Decision, result: Known) -> Result<Outcome, RunOnceError> {
         let Self { item, own, calls, expected, turn, .. } = self;
         calls.note(&own.engine, &item, expected, &decision).await;
         if let Some(turn) = turn
@@ -542,9 +487,9 @@ async fn recorded<S: Store>(own: &mut OwnSession<S>, item: &Item) -> Option<(Dec
 /// The end of a call; but where the bug is planted, its answer as soon as there is one, and the commit comes when it comes.
 #[cfg(idem_bugs)]
 async fn before_the_commit(
-    ended: impl Future<Output = Result<Ran, RunOnceError>> + Unpin,
+    ended: impl Future<Output = Result<Outcome, RunOnceError>> + Unpin,
     mut handed_out: tokio::sync::mpsc::UnboundedReceiver<StoredResult>,
-) -> Result<Ran, RunOnceError> {
+) -> Result<Outcome, RunOnceError> {
     if !bugs::planted(Bug::AnswersBeforeCommit) {
         return ended.await;
     }
@@ -556,20 +501,14 @@ async fn before_the_commit(
             Err(_) => return ended,
         },
     };
-    let StoredResult { is_error, result: value, .. } = answered;
-    Ok(Ran { value, is_error, replayed: false, recorded: None })
-}
-
-/// An operation as a message.
-fn operation(key: &str, payload: &[u8]) -> Message {
-    Message::new(Bytes::copy_from_slice(payload)).with_header(KEY_FIELD, key.to_owned())
+    Ok(Outcome::of(answered, None))
 }
 
 fn answered(
     decision: Decision,
     result: Result<StoredResult, NotKept>,
     key: Option<IdempotencyKey>,
-) -> Result<Ran, RunOnceError> {
+) -> Result<Outcome, RunOnceError> {
     let (result, recorded) = match decision {
         Decision::Processed(_) => (result, None),
         Decision::Duplicate(recorded, _) => (result, Some(recorded)),
@@ -585,9 +524,7 @@ fn answered(
         }
     };
     match (result, recorded) {
-        (Ok(StoredResult { is_error, result: value, .. }), recorded) => {
-            Ok(Ran { value, is_error, replayed: recorded.is_some(), recorded })
-        }
+        (Ok(result), recorded) => Ok(Outcome::of(result, recorded)),
         (Err(why), Some(recorded)) => Err(RunOnceError::NotKept { recorded: Box::new(recorded), why }),
         // Its work has answered, so there is one.
         (Err(_), None) => Err(RunOnceError::Busy),

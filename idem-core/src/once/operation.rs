@@ -30,11 +30,10 @@ use crate::{
     handler::Handler,
     handler_error::{CannotRepeat, HandlerError},
     message::Message,
-    names::IdempotencyKey,
-    once::{Call, Ran, RunOnce, RunOnceError},
+    once::{Call, RunOnce, RunOnceError, request::Outcome},
     outbox::{
         collect::Collector,
-        event::{Event, PublishError},
+        event::{Event, EventId, PublishError},
     },
     outcome::Failure,
     results::result::{NotKept, ResultBody},
@@ -51,13 +50,13 @@ use crate::{
     },
 };
 
-/// The answer of [`RunOnce::once`](crate::RunOnce::once).
+/// The answer of [`RunOnce::begin`](crate::RunOnce::begin).
 #[derive(Debug)]
 pub enum Begun<S: Store> {
     /// The operation is new, its key is claimed, and its transaction is open.
     First(Operation<S>),
     /// It was done before, with this answer.
-    Known(Ran),
+    Known(Outcome),
 }
 
 /// An operation under way. Dropped before its end, it is rolled back, and its key is free again. Where its transaction was used, a statement
@@ -217,7 +216,7 @@ impl<S: Store> Operation<S> {
     ///
     /// # Cancel safety
     /// A dropped call lets the commit finish. Ask again with the same key to learn the outcome.
-    pub async fn finish(self, value: ResultBody) -> Result<Ran, RunOnceError> {
+    pub async fn finish(self, value: ResultBody) -> Result<Outcome, RunOnceError> {
         #[cfg_attr(not(idem_bugs), expect(unused_mut, reason = "a planted bug sets a field"))]
         let mut held = self.take().map_err(|whereabouts| self.not_here(whereabouts))?;
         // A result that is refused fails the operation, and is noted.
@@ -242,7 +241,7 @@ impl<S: Store> Operation<S> {
     ///
     /// # Cancel safety
     /// As for [`finish`](Self::finish).
-    pub async fn refuse(self, value: ResultBody) -> Result<Ran, RunOnceError> {
+    pub async fn refuse(self, value: ResultBody) -> Result<Outcome, RunOnceError> {
         let held = self.take().map_err(|whereabouts| self.not_here(whereabouts))?;
         spawn::finished(held.end(Worked::Refused(value))).await
     }
@@ -305,7 +304,7 @@ impl<S: Store> OperationTx<'_, S> {
     ///
     /// # Errors
     /// [`PublishError`]. The operation then fails, also where its work goes on.
-    pub fn publish(&mut self, event: Event) -> Result<IdempotencyKey, PublishError> {
+    pub fn publish(&mut self, event: Event) -> Result<EventId, PublishError> {
         let message = self.held.call.item.message.clone();
         self.tx().publish(&message, event)
     }
@@ -328,7 +327,7 @@ impl<S: PlainConnection> DerefMut for OperationTx<'_, S> {
 }
 
 impl<S: Store> Held<S> {
-    async fn end(self, worked: Worked) -> Result<Ran, RunOnceError> {
+    async fn end(self, worked: Worked) -> Result<Outcome, RunOnceError> {
         let Self { opened, collector, span, rounds, since, mut call, .. } = self;
         call.own.engine.metrics.handler_time.record(since.elapsed());
         let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);

@@ -15,7 +15,7 @@ use crate::{
     key::KEY_FIELD,
     message::{Message, headers::Headers},
     names::{IdempotencyKey, OrderingKey, Tenant},
-    outbox::event::{Destination, Event, PublishError},
+    outbox::event::{Destination, Event, EventId, PublishError},
     results::result::{REFERENCE_BYTES_MAX, ResultBody},
     telemetry::trace_context::{TRACEPARENT, TRACESTATE, TraceContext},
 };
@@ -194,7 +194,7 @@ impl<'m> Collector<'m> {
         }
     }
 
-    pub(crate) fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+    pub(crate) fn publish(&self, message: &Message, event: Event) -> Result<EventId, PublishError> {
         self.noted(|buffer| self.add_event(buffer, message, event))
     }
 
@@ -227,7 +227,7 @@ impl<'m> Collector<'m> {
         })
     }
 
-    fn add_event(&self, buffer: &mut Buffer, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+    fn add_event(&self, buffer: &mut Buffer, message: &Message, event: Event) -> Result<EventId, PublishError> {
         let place = self.place_of(message)?;
         let (tenant, consumer, cause) = message.cause().ok_or(PublishError::Unprotected)?;
         let name = &*event.destination;
@@ -267,7 +267,7 @@ impl<'m> Collector<'m> {
             }
         }
         handed_in.events.push(Collected { destination, key: key.clone(), event });
-        Ok(key)
+        Ok(EventId(key))
     }
 
     /// Messages are found by key, so a clone of one works: a unit holds no key twice.

@@ -6,8 +6,13 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::{
-    config_error::ConfigError, derive::IdForm, key::KEY_FIELD, message::headers::Headers, names::KEY_BYTES_MAX,
-    results::result::REFERENCE_BYTES_MAX, setters::setters,
+    config_error::ConfigError,
+    derive::IdForm,
+    key::KEY_FIELD,
+    message::headers::Headers,
+    names::{IdempotencyKey, KEY_BYTES_MAX},
+    results::result::REFERENCE_BYTES_MAX,
+    setters::setters,
 };
 
 /// The longest name of a destination, in bytes: the URL of a queue is one.
@@ -64,6 +69,30 @@ impl From<&str> for Destination {
 impl From<String> for Destination {
     fn from(name: String) -> Self {
         Self::new(name)
+    }
+}
+
+/// The id of a published event, which its receivers get as its idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventId(pub(crate) IdempotencyKey);
+
+impl EventId {
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<EventId> for IdempotencyKey {
+    fn from(id: EventId) -> Self {
+        id.0
     }
 }
 

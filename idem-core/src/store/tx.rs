@@ -5,10 +5,9 @@ use std::fmt;
 use crate::{
     handler_error::HandlerError,
     message::Message,
-    names::IdempotencyKey,
     outbox::{
         collect::Collector,
-        event::{Event, PublishError},
+        event::{Event, EventId, PublishError},
     },
     results::result::ResultBody,
     store::Store,
@@ -59,7 +58,7 @@ impl<'t, S: Store> Tx<'t, S> {
     ///
     /// # Errors
     /// [`PublishError`]. The message is then dead-lettered, also where the handler goes on and answers `Ok`.
-    pub fn publish(&mut self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+    pub fn publish(&mut self, message: &Message, event: Event) -> Result<EventId, PublishError> {
         self.handing_in().publish(message, event)
     }
 
@@ -116,7 +115,7 @@ impl HandingIn<'_> {
     ///
     /// # Errors
     /// As there.
-    pub fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+    pub fn publish(&self, message: &Message, event: Event) -> Result<EventId, PublishError> {
         self.collector.ok_or(PublishError::OtherMessage)?.publish(message, event)
     }
 

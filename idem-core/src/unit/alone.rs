@@ -24,7 +24,7 @@ use crate::{
         describe::{code, one_line},
     },
     unit::{
-        answers::{self, Answers},
+        answers::{self, Answers, Decided},
         engine::Engine,
         identify::Item,
         open::Opened,
@@ -36,24 +36,14 @@ use crate::{
 /// How often a unit runs as it is before its messages run alone, or are handed back.
 const ROUNDS_MAX: u32 = 3;
 
-/// Decides every message, in order, and gives it back.
+/// Decides every message, in order, and gives it back, with results where the caller asks for them.
 pub(crate) async fn process<S: Store>(
     engine: &Engine<S>,
     session: &mut Option<S::Session>,
     messages: Vec<Message>,
-) -> Vec<(Message, Decision)> {
-    let all = process_with(engine, session, messages, None).await;
-    all.into_iter().map(|(message, decision, _)| (message, decision)).collect()
-}
-
-/// The same with results, where the caller asks for them.
-pub(crate) async fn process_with<S: Store>(
-    engine: &Engine<S>,
-    session: &mut Option<S::Session>,
-    messages: Vec<Message>,
     mut answers: Option<&mut Answers<'_, S>>,
-) -> Vec<(Message, Decision, Option<answers::Known>)> {
-    let mut decided: Vec<Option<(Message, Decision, Option<answers::Known>)>> = messages.iter().map(|_| None).collect();
+) -> Vec<Decided> {
+    let mut decided: Vec<Option<Decided>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
         match engine.identify(message, None).await {
@@ -61,7 +51,10 @@ pub(crate) async fn process_with<S: Store>(
                 positions.push(position);
                 items.push(item);
             }
-            Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure), None)),
+            Err(rejected) => {
+                let decision = Decision::Failed(rejected.failure);
+                decided[position] = Some(Decided { message: rejected.message, decision, result: None });
+            }
         }
     }
     let share = engine.shares_units() && items.iter().all(|item| !engine.calls_outside(&item.message));
@@ -78,7 +71,8 @@ pub(crate) async fn process_with<S: Store>(
     for (((position, item), decision), known) in positions.into_iter().zip(items).zip(decisions).zip(known) {
         // Results of a round whose COMMIT had no answer count for nothing.
         let is_done = matches!(decision, Decision::Processed(_) | Decision::Duplicate(..));
-        decided[position] = Some((item.message, decision, known.filter(|_| is_done)));
+        let result = known.filter(|_| is_done);
+        decided[position] = Some(Decided { message: item.message, decision, result });
     }
     decided.into_iter().flatten().collect()
 }

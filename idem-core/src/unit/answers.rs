@@ -28,7 +28,7 @@ use crate::{
 /// The result of one message, where its operation is done.
 pub(crate) type Known = Result<StoredResult, NotKept>;
 
-/// The state of a key's operation: see [`RunOnce::ask`](crate::RunOnce::ask).
+/// The state of a key's operation: see [`RunOnce::key_state`](crate::RunOnce::key_state).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum KeyState {
@@ -53,8 +53,8 @@ pub struct Decided {
     pub message: Message,
     /// The decision.
     pub decision: Decision,
-    /// The result of a message that is processed or a duplicate, or why there is none to give; `None` for any other, so that a
-    /// conflict discloses no stored data.
+    /// The result of a message that is processed or a duplicate, or why there is none to give. `None` for any other, so that a
+    /// conflict discloses no stored data, and where the call did not ask for results.
     pub result: Option<Result<StoredResult, NotKept>>,
 }
 

@@ -207,7 +207,7 @@ impl<S: Store> Shared<S> {
             let message =
                 Message::new([0; 32].repeat(self.hashings.len())).with_header(KEY_FIELD, key.as_str().to_owned());
             let connection = in_hand.run().await.ok_or(Problem::Overloaded)?;
-            let state = self.engine.ask(message).await.map_err(|error| {
+            let state = self.engine.key_state(message).await.map_err(|error| {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "a key cannot be asked about: {error}");
                 Problem::Unavailable
             })?;

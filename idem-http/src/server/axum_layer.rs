@@ -233,7 +233,7 @@ where
     ) -> Run<'a> {
         Box::pin(async move {
             let Some(_connection) = admitted.in_hand.run().await else { return Ok(Ended::Not(Problem::Overloaded)) };
-            let operation = match shared.engine.once_attended(admitted.message()).await? {
+            let operation = match shared.engine.begin_attended(admitted.message()).await? {
                 Begun::Known(ran) => return Ok(Ended::Done(ran, None)),
                 Begun::First(operation) => operation,
             };

@@ -15,10 +15,10 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use idem_core::{
-    Event, HandlerError, IdempotencyKey, Store, Tx,
+    Event, HandlerError, Store, Tx,
     internal::{Lender, Whereabouts},
     once::{Operation, OperationTx},
-    outbox::PublishError,
+    outbox::{EventId, PublishError},
     store::PlainConnection,
 };
 
@@ -137,7 +137,7 @@ impl<S: Store> IdempotentTx<S> {
     ///
     /// # Errors
     /// [`PublishError`]. The request then fails, also where its handler responds with success.
-    pub fn publish(&mut self, event: Event) -> Result<IdempotencyKey, PublishError> {
+    pub fn publish(&mut self, event: Event) -> Result<EventId, PublishError> {
         self.tx.publish(event)
     }
 

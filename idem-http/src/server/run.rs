@@ -13,7 +13,7 @@ use idem_core::{
     ResultBody, Retention, Store,
     consumer::{ConflictKind, Failure},
     internal::finished,
-    once::{KeyState, Ran, RunOnceError},
+    once::{KeyState, Outcome, RunOnceError},
     results::NotKept,
     store::Recorded,
     telemetry,
@@ -36,7 +36,7 @@ use crate::outcomes;
 /// How a run ended.
 pub(crate) enum Ended {
     /// The operation is done. The response is the handler's own if it ran here.
-    Done(Ran, Option<Response<Bytes>>),
+    Done(Outcome, Option<Response<Bytes>>),
     /// Nothing is kept, and this is the answer.
     Dropped(Response<Bytes>),
     /// Nothing is kept, and this is why.
@@ -205,23 +205,23 @@ impl<S: Store> Shared<S> {
         self: &Arc<Self>,
         admitted: &Arc<Admitted>,
         flight: &Flight,
-        ran: Ran,
+        ran: Outcome,
         own: Option<Response<Bytes>>,
         known_until: Option<SystemTime>,
     ) -> Answered {
-        let times = match &ran.recorded {
+        let times = match ran.recorded() {
             Some(recorded) => recorded.into(),
             // The very first request of a process has nothing from before.
             None => Times { processed_at: None, expires_at: known_until.or_else(|| self.known_until()) },
         };
         if flight.tell.has_company() {
             let (shared, admitted) = (Arc::clone(self), Arc::clone(admitted));
-            let (tell, value) = (Arc::clone(&flight.tell), ran.value.clone());
+            let (tell, value) = (Arc::clone(&flight.tell), ran.result().clone());
             // The answer of this request waits for none of that, and later ones look into the database.
             let land = async move {
                 // Their answers give the time of this run, as all later answers will.
                 let _connection = admitted.in_hand.run().await;
-                let exact = match (times.processed_at, shared.engine.ask(admitted.message()).await) {
+                let exact = match (times.processed_at, shared.engine.key_state(admitted.message()).await) {
                     (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
                     (_, _) => times,
                 };
@@ -230,10 +230,10 @@ impl<S: Store> Shared<S> {
             tokio::spawn(land.in_current_span());
         }
         // An answer that was read back counts, even if the handler has run here in vain.
-        let kept = || if ran.replayed { self.replayed(&ran.value) } else { answer::again(&ran.value) };
-        let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(kept);
-        answer::tell(response.headers_mut(), ran.replayed, times, self.profile.last_modified);
-        Answered { response, outcome: if ran.replayed { REPLAYED } else { FIRST } }
+        let kept = || if ran.is_replayed() { self.replayed(ran.result()) } else { answer::again(ran.result()) };
+        let mut response = own.filter(|_| !ran.is_replayed()).unwrap_or_else(kept);
+        answer::tell(response.headers_mut(), ran.is_replayed(), times, self.profile.last_modified);
+        Answered { response, outcome: if ran.is_replayed() { REPLAYED } else { FIRST } }
     }
 
     /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
@@ -251,7 +251,7 @@ impl<S: Store> Shared<S> {
                 let Some(_connection) = admitted.in_hand.run().await else {
                     return Ok(Ended::Not(Problem::Overloaded));
                 };
-                if let Some(ran) = self.engine.known(admitted.message()).await? {
+                if let Some(ran) = self.engine.peek(admitted.message()).await? {
                     return Ok(Ended::Done(ran, None));
                 }
             }

@@ -70,9 +70,9 @@ pub use self::{
 /// let consumer = DedupConsumer::builder(store, "ledger").handler(Ledger).effects(Effects::InTransaction).build()?;
 ///
 /// let order = Message::new("12.50").with_header("idempotencykey", "order-1");
-/// let (order, first) = consumer.process_one(order).await?;
-/// let (_, again) = consumer.process_one(order).await?;
-/// assert!(first.is_processed() && again.is_skipped());
+/// let first = consumer.process_one(order).await?;
+/// let again = consumer.process_one(first.message).await?;
+/// assert!(first.decision.is_processed() && again.decision.is_skipped());
 /// # for end in ["", "-wal", "-shm"] { let _ = std::fs::remove_file(format!("{}{end}", path.display())); }
 /// # Ok(())
 /// # }

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use aws_sdk_sqs::types::MessageSystemAttributeName;
 use idem_core::{
-    CancellationToken, DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
+    CancellationToken, DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx,
+    consumer::Decided,
+    handler_fn,
     key::{KeySource, default_key_source},
     message::OrderingKey,
     outbox::{CloudEvents, DestinationLimits, EventError, EventPublisher, OutgoingEvent},
@@ -95,7 +97,7 @@ async fn published(store: &Arc<MemoryStore>, url: &str, events: impl Iterator<It
     let builder = DedupConsumer::builder(Arc::clone(store), "teller").handler(handler).handler_name("teller");
     let consumer = builder.effects(Effects::InTransaction).publishes_to([url]).build().unwrap();
     let messages = events.map(|(key, body)| message(&body.clone(), serde_json::to_vec(&(key, body)).unwrap()));
-    for (_, decision) in consumer.process(messages).await.unwrap() {
+    for Decided { decision, .. } in consumer.process(messages).await.unwrap() {
         assert!(decision.is_processed(), "{decision:?}");
     }
 }

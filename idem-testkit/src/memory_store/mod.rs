@@ -70,8 +70,8 @@ use self::{fault::Faults, state::State};
 ///     .handler(Ledger)
 ///     .effects(Effects::InTransaction)
 ///     .build()?;
-/// let (_, first) = consumer.process_one(message("order-1", "250")).await?;
-/// let (_, again) = consumer.process_one(message("order-1", "250")).await?;
+/// let first = consumer.process_one(message("order-1", "250")).await?.decision;
+/// let again = consumer.process_one(message("order-1", "250")).await?.decision;
 /// assert!(first.is_processed() && again.is_skipped());
 /// assert_eq!(store.rows("purchases").len(), 1);
 /// # Ok(())

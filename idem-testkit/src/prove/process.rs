@@ -92,7 +92,11 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
         live(doom, async move {
             for _ in 0..ROUNDS_MAX {
                 let decided = consumer.process(left).await?;
-                left = decided.into_iter().filter(|(_, decision)| comes_again(decision)).map(|(m, _)| m).collect();
+                left = decided
+                    .into_iter()
+                    .filter(|decided| comes_again(&decided.decision))
+                    .map(|decided| decided.message)
+                    .collect();
                 if left.is_empty() {
                     return Ok(());
                 }

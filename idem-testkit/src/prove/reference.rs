@@ -93,17 +93,16 @@ async fn handle_on<D: Scratch, H: Handler<D::Store>>(
     }
     let consumer = course.making.consumer(address, &rig, None).await.map_err(failed)?;
     for message in messages {
-        let (mut message, mut decision) =
-            consumer.process_one(message.clone()).await.map_err(|error| failed(error.into()))?;
+        let mut decided = consumer.process_one(message.clone()).await.map_err(|error| failed(error.into()))?;
         // A provider that the handler calls may need a moment.
         for _ in 1..ATTEMPTS {
-            if !comes_again(&decision) {
+            if !comes_again(&decided.decision) {
                 break;
             }
-            (message, decision) = consumer.process_one(message).await.map_err(|error| failed(error.into()))?;
+            decided = consumer.process_one(decided.message).await.map_err(|error| failed(error.into()))?;
         }
-        let key = message.key().map_or("(none)", IdempotencyKey::as_str);
-        if let Some(why) = not_handled(key, &decision) {
+        let key = decided.message.key().map_or("(none)", IdempotencyKey::as_str);
+        if let Some(why) = not_handled(key, &decided.decision) {
             return Err(NotProven::Unprovable(why));
         }
     }

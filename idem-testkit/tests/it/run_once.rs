@@ -12,7 +12,7 @@ use std::{
 use idem_core::{
     Effects, ErrorClass, HandlerError, Message, ResultBody, RunOnce, Tenant,
     internal::Whereabouts,
-    once::{Begun, Ran, RunOnceError, WorkError},
+    once::{Begun, Outcome, Request, RunOnceError, WorkError},
     results::{NotKept, ResultKeys},
 };
 use idem_testkit::{Fault, MemoryStore, Operation};
@@ -23,10 +23,10 @@ fn payments(store: &Arc<MemoryStore>) -> RunOnce<MemoryStore> {
 }
 
 /// Pays once: the effect and the answer have one random number. Counts its runs.
-async fn pay(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsize>) -> Result<Ran, RunOnceError> {
+async fn pay(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsize>) -> Result<Outcome, RunOnceError> {
     let (runs, row) = (Arc::clone(runs), key.to_owned());
     payments
-        .run_once(key, key, move |tx| {
+        .run(Request::new(key, key), move |tx| {
             let (runs, row) = (Arc::clone(&runs), row.clone());
             Box::pin(async move {
                 runs.fetch_add(1, Ordering::Relaxed);
@@ -38,10 +38,10 @@ async fn pay(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsize>
         .await
 }
 
-async fn refuse(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsize>) -> Result<Ran, RunOnceError> {
+async fn refuse(payments: &RunOnce<MemoryStore>, key: &str, runs: &Arc<AtomicUsize>) -> Result<Outcome, RunOnceError> {
     let (runs, row) = (Arc::clone(runs), key.to_owned());
     payments
-        .run_once(key, key, move |tx| {
+        .run(Request::new(key, key), move |tx| {
             let (runs, row) = (Arc::clone(&runs), row.clone());
             Box::pin(async move {
                 runs.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +60,8 @@ async fn two_hundred_refusals<const N: usize>() -> (usize, usize) {
     processes[0].start().await.unwrap();
     let calls = processes.iter().cycle().take(200).map(|payments| refuse(payments, "order-1", &runs));
     let all = futures_join(calls).await;
-    let outcomes: BTreeSet<_> = all.into_iter().map(|ran| format!("{:?}", ran.map(|ran| ran.value.body))).collect();
+    let outcomes: BTreeSet<_> =
+        all.into_iter().map(|ran| format!("{:?}", ran.map(|ran| ran.into_result().body))).collect();
     assert!(store.rows("payments").is_empty(), "the effects of a refusal are taken back");
     (runs.load(Ordering::Relaxed), outcomes.len())
 }
@@ -120,7 +121,7 @@ async fn values_under_faults(seed: u64) -> (Arc<MemoryStore>, BTreeMap<String, B
                     let ran = if dies { polled(call, polls).await } else { Some(call.await) };
                     match ran {
                         Some(Ok(ran)) => {
-                            let value = String::from_utf8(ran.value.body.to_vec()).unwrap();
+                            let value = String::from_utf8(ran.result().body.to_vec()).unwrap();
                             seen.lock().unwrap().entry(key.clone()).or_default().insert(value);
                             return;
                         }
@@ -195,7 +196,7 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
     let payments = builder.lanes(2).busy_timeout(Duration::from_secs(2)).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
-    let Begun::First(slow) = payments.once("order-1", "order-1").await.unwrap() else {
+    let Begun::First(slow) = payments.begin(Request::new("order-1", "order-1")).await.unwrap() else {
         panic!("it was not done before")
     };
     let impatient = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
@@ -205,7 +206,7 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     };
     let (impatient, another) = tokio::join!(impatient, another);
     assert!(impatient.iter().all(|end| matches!(end, Err(RunOnceError::Busy))), "{impatient:?}");
-    assert!(!another.expect("it waits for calls of another key").unwrap().replayed);
+    assert!(!another.expect("it waits for calls of another key").unwrap().is_replayed());
 
     let patient = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
     let end = async {
@@ -214,7 +215,11 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
     };
     let (patient, end) = tokio::join!(patient, end);
     end.unwrap();
-    assert!(patient.into_iter().all(|ran| ran.is_ok_and(|ran| ran.replayed && ran.value == ResultBody::new("paid"))));
+    assert!(
+        patient
+            .into_iter()
+            .all(|ran| ran.is_ok_and(|ran| ran.is_replayed() && *ran.result() == ResultBody::new("paid")))
+    );
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
 
@@ -223,12 +228,12 @@ async fn v17_calls_that_wait_for_one_key_keep_no_other_one_waiting() {
 async fn v17_a_turn_that_came_to_nothing_is_the_next_ones() {
     let store = Arc::new(MemoryStore::new());
     let (payments, runs) = (payments(&store), Arc::new(AtomicUsize::new(0)));
-    let Begun::First(given_up) = payments.once("order-1", "order-1").await.unwrap() else {
+    let Begun::First(given_up) = payments.begin(Request::new("order-1", "order-1")).await.unwrap() else {
         panic!("it was not done before")
     };
     let calls = futures_join((0..20).map(|_| pay(&payments, "order-1", &runs)));
     let (calls, ()) = tokio::join!(calls, given_up.give_up());
-    let values: BTreeSet<_> = calls.into_iter().map(|ran| ran.unwrap().value.body).collect();
+    let values: BTreeSet<_> = calls.into_iter().map(|ran| ran.unwrap().into_result().body).collect();
     assert_eq!((values.len(), runs.load(Ordering::Relaxed)), (1, 1));
 }
 
@@ -238,7 +243,7 @@ async fn what_work_and_the_database_answer_are_errors_of_their_own() {
     let payments = payments(&store);
     let answering = |error: fn() -> WorkError| {
         let payments = payments.clone();
-        async move { payments.run_once("order-1", "p", move |_| Box::pin(async move { Err(error()) })).await }
+        async move { payments.run(Request::new("order-1", "p"), move |_| Box::pin(async move { Err(error()) })).await }
     };
     let failed = answering(|| "the provider is away".into()).await.unwrap_err();
     assert!(matches!(&failed, RunOnceError::Failed(failure) if failure.class == ErrorClass::Transient), "{failed:?}");
@@ -257,7 +262,7 @@ async fn what_work_and_the_database_answer_are_errors_of_their_own() {
     assert!(matches!(down, RunOnceError::Unavailable(_)), "{down:?}");
     let told = down.to_string();
     assert!(!told.contains("idem waits") && told.ends_with("; ask again with the same key"), "{told}");
-    assert!(!pay(&payments, "order-1", &runs).await.unwrap().replayed);
+    assert!(!pay(&payments, "order-1", &runs).await.unwrap().is_replayed());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
 
@@ -269,7 +274,7 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
     let payments = builder.tenant_of(of_tenant).publishes_to(["ledger"]).build().unwrap();
     for tenant in ["acme", "globex"] {
         let message = idem_testkit::message("order-1", "p").with_header("tenant", tenant);
-        let ran = payments.run_message(message, |tx| {
+        let ran = payments.run(message, |tx| {
             Box::pin(async move {
                 let message = tx.message().ok_or("a call has one message")?;
                 let event = idem_core::Event::to("ledger").label("paid").body("1177");
@@ -278,7 +283,7 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
             })
         });
         let ran = ran.await.unwrap();
-        assert_eq!((ran.value.body, ran.replayed), (tenant.into(), false));
+        assert_eq!((&ran.result().body, ran.is_replayed()), (&tenant.into(), false));
     }
     assert_eq!(store.events().len(), 2);
 }
@@ -287,7 +292,7 @@ mod step_by_step {
     use super::*;
 
     async fn first(payments: &RunOnce<MemoryStore>, key: &str) -> idem_core::once::Operation<MemoryStore> {
-        match payments.once(key, key).await.unwrap() {
+        match payments.begin(Request::new(key, key)).await.unwrap() {
             Begun::First(run) => run,
             Begun::Known(ran) => panic!("{ran:?}"),
         }
@@ -306,10 +311,12 @@ mod step_by_step {
         write(&mut run, "two").await;
         assert!(store.rows("payments").is_empty() && store.recorded_keys().is_empty());
         let ran = run.finish(ResultBody::new("paid")).await.unwrap();
-        assert_eq!((store.rows("payments").len(), ran.replayed), (2, false));
-        let Begun::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
-        assert_eq!((known.value, known.replayed), (ran.value, true));
-        let other = payments.once("order-1", "other").await;
+        assert_eq!((store.rows("payments").len(), ran.is_replayed()), (2, false));
+        let Begun::Known(known) = payments.begin(Request::new("order-1", "order-1")).await.unwrap() else {
+            panic!("it is known")
+        };
+        assert_eq!((known.result(), known.is_replayed()), (ran.result(), true));
+        let other = payments.begin(Request::new("order-1", "other")).await;
         assert!(matches!(other, Err(RunOnceError::Conflict { .. })));
     }
 
@@ -323,9 +330,11 @@ mod step_by_step {
         let mut run = first(&payments, "order-1").await;
         write(&mut run, "one").await;
         let refused = run.refuse(ResultBody::new("no funds")).await.unwrap();
-        assert!(refused.is_error && store.rows("payments").is_empty());
-        let Begun::Known(known) = payments.once("order-1", "order-1").await.unwrap() else { panic!("it is known") };
-        assert_eq!((known.value, known.is_error), (refused.value, true));
+        assert!(refused.is_refused() && store.rows("payments").is_empty());
+        let Begun::Known(known) = payments.begin(Request::new("order-1", "order-1")).await.unwrap() else {
+            panic!("it is known")
+        };
+        assert_eq!((known.result(), known.is_refused()), (refused.result(), true));
     }
 
     /// Callers that come meanwhile wait, and get the answer of the first one.
@@ -336,11 +345,11 @@ mod step_by_step {
         let run = first(&payments, "order-1").await;
         let second = tokio::spawn({
             let payments = payments.clone();
-            async move { payments.once("order-1", "order-1").await }
+            async move { payments.begin(Request::new("order-1", "order-1")).await }
         });
         tokio::task::yield_now().await;
         run.finish(ResultBody::new("paid")).await.unwrap();
-        assert!(matches!(second.await.unwrap(), Ok(Begun::Known(ran)) if &ran.value.body[..] == b"paid"));
+        assert!(matches!(second.await.unwrap(), Ok(Begun::Known(ran)) if &ran.result().body[..] == b"paid"));
     }
 
     /// V1, A5, A6: steps cannot be repeated, so a commit that did not happen is the caller's to repeat; one that did is known.
@@ -362,7 +371,7 @@ mod step_by_step {
                 let text = error.to_string();
                 assert!(text.contains("its steps cannot be repeated") && text.contains(cause), "{text}");
             }
-            let again = payments.once("order-1", "order-1").await.unwrap();
+            let again = payments.begin(Request::new("order-1", "order-1")).await.unwrap();
             assert_eq!(matches!(again, Begun::Known(_)), is_kept);
         }
     }
@@ -415,7 +424,7 @@ async fn s58_the_answer_before_a_forget_is_refused_after_it() {
     let before = store.results().remove(0);
     assert!(store.forget(before.scope, &before.key));
     pay(&payments, "order-1", &runs).await.unwrap();
-    assert!(pay(&payments, "order-1", &runs).await.unwrap().replayed);
+    assert!(pay(&payments, "order-1", &runs).await.unwrap().is_replayed());
     store.replace_result(before);
     let refused = pay(&payments, "order-1", &runs).await.unwrap_err();
     assert!(matches!(&refused, RunOnceError::NotKept { why: NotKept::Altered { number: 1 }, .. }), "{refused:?}");
@@ -434,9 +443,9 @@ async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let first = pay(&sealing(1, &[old]), "order-1", &runs).await.unwrap();
     let kept = store.results().remove(0);
     assert_eq!(kept.sealed_with, 1);
-    assert!(!kept.result.body.windows(first.value.body.len()).any(|part| part == first.value.body));
+    assert!(!kept.result.body.windows(first.result().body.len()).any(|part| part == first.result().body));
     let rotated = pay(&sealing(2, &[old, new]), "order-1", &runs).await.unwrap();
-    assert_eq!((rotated.value, rotated.replayed), (first.value, true));
+    assert_eq!((rotated.result(), rotated.is_replayed()), (first.result(), true));
     for without in [sealing(2, &[new]), payments(&store)] {
         let refused = pay(&without, "order-1", &runs).await.unwrap_err();
         assert!(matches!(&refused, RunOnceError::NotKept { why: NotKept::NoKey { number: 1 }, .. }), "{refused:?}");

@@ -79,7 +79,7 @@ async fn j90_a_call_that_another_one_leads_does_not_spin() {
                 polls.fetch_add(usize::from(payload == "led"), Ordering::SeqCst);
                 call.as_mut().poll(context)
             });
-            counted.await.unwrap().1
+            counted.await.unwrap().decision
         })
     };
     let calls = [call("a", "second"), call("b", "led")];

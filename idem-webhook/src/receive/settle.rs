@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use idem_core::{
     Decision, DedupConsumer, Message, Store,
+    consumer::Decided,
     consumer::{Failure, Keep, SetAside},
     dead_letter::Reason,
 };
@@ -46,7 +47,7 @@ pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Messa
             return DOWN;
         }
     };
-    let Some((message, decision)) = decided else { return FAILED };
+    let Some(Decided { message, decision, .. }) = decided else { return FAILED };
     match &decision {
         Decision::Processed(_) => Reply::new(StatusCode::OK, "handled", "handled"),
         Decision::Duplicate(..) => Reply::new(StatusCode::OK, "duplicate", "handled before"),

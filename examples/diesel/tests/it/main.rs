@@ -66,11 +66,11 @@ async fn what_diesel_writes_is_committed_once_and_with_the_key() {
     // The third breaks a rule of the table after the customer's total was changed.
     let messages = || vec![bought("a", "1", 100), bought("b", "2", 10), bought("c", "1", -5), bought("d", "1", 1)];
     let first = consumer.process(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| first[*n].1.is_processed()), "{first:?}");
-    assert!(matches!(&first[2].1, Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
+    assert!([0, 1, 3].iter().all(|n| first[*n].decision.is_processed()), "{first:?}");
+    assert!(matches!(&first[2].decision, Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
     let again = consumer.process(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| again[*n].1.is_skipped()), "{again:?}");
-    let (_, other) = consumer.process_one(bought("a", "1", 101)).await.unwrap();
+    assert!([0, 1, 3].iter().all(|n| again[*n].decision.is_skipped()), "{again:?}");
+    let other = consumer.process_one(bought("a", "1", 101)).await.unwrap().decision;
     assert!(matches!(other, Decision::Conflict(..)), "{other:?}");
     assert_eq!(fixture.written().await, (vec![1, 10, 100], vec![101, 10]));
     fixture.drop().await;
@@ -103,12 +103,12 @@ async fn a12_a_handler_that_commits_or_swallows_an_error_writes_nothing_and_a_ne
     let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
     for misdeed in ["commits", "swallows"] {
         let message = Message::new(misdeed).with_header("idempotencykey", misdeed.to_owned());
-        let (_, decision) = consumer.process_one(message).await.unwrap();
+        let decision = consumer.process_one(message).await.unwrap().decision;
         assert!(matches!(decision, Decision::Failed(_)), "{misdeed}: {decision:?}");
         assert!(fixture.written().await.0.is_empty(), "{misdeed}");
     }
     let nests = Message::new("nests").with_header("idempotencykey", "nests".to_owned());
-    let (_, decision) = consumer.process_one(nests).await.unwrap();
+    let decision = consumer.process_one(nests).await.unwrap().decision;
     assert!(decision.is_processed(), "{decision:?}");
     assert_eq!(fixture.written().await.0, [7]);
     fixture.drop().await;

@@ -28,10 +28,10 @@ async fn what_sea_orm_writes_is_committed_once_and_with_the_key() {
     // The third breaks a rule of the table after the customer's total was changed.
     let messages = || vec![bought("a", "1", 100), bought("b", "2", 10), bought("c", "1", -5), bought("d", "1", 1)];
     let first = consumer.process(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| first[*n].1.is_processed()), "{first:?}");
-    assert!(matches!(&first[2].1, Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
+    assert!([0, 1, 3].iter().all(|n| first[*n].decision.is_processed()), "{first:?}");
+    assert!(matches!(&first[2].decision, Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
     let again = consumer.process(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| again[*n].1.is_skipped()), "{again:?}");
+    assert!([0, 1, 3].iter().all(|n| again[*n].decision.is_skipped()), "{again:?}");
 
     let db = Database::connect(&url).await.unwrap();
     let purchases = purchase::Entity::find().order_by_asc(purchase::Column::Cents).all(&db).await.unwrap();

@@ -445,7 +445,7 @@ async fn o37_a_renamed_consumer_derives_the_same_ids_and_no_other_one_does() {
     let builder = DedupConsumer::builder(fixture.another(), "purchases").handler(Answers);
     let renamed =
         builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap();
-    let (_, decision) = renamed.process_one(message("a", "p")).await.unwrap();
+    let decision = renamed.process_one(message("a", "p")).await.unwrap().decision;
     assert!(decision.is_processed(), "{decision:?}");
     assert_eq!(fixture.text("SELECT event_key FROM outbox").await, first);
     // O37: a new consumer under the old name would derive the same ids.
@@ -455,6 +455,6 @@ async fn o37_a_renamed_consumer_derives_the_same_ids_and_no_other_one_does() {
     assert_eq!(refused.class(), ErrorClass::Fatal);
     assert!(refused.to_string().contains("idem consumers rename purchases orders"), "{refused}");
     fixture.run("UPDATE consumers SET name = 'orders'").await;
-    assert!(new.process_one(message("a", "p")).await.unwrap().1.is_skipped(), "its name is its own again");
+    assert!(new.process_one(message("a", "p")).await.unwrap().decision.is_skipped(), "its name is its own again");
     fixture.drop().await;
 }

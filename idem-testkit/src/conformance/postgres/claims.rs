@@ -101,20 +101,20 @@ pub async fn w138_a_question_holds_no_key<T: PostgresUnderTest>(subject: &T) {
         builder.effects(Effects::InTransaction).final_errors().build().unwrap()
     };
     let (here, there) = (instance(subject.store().clone()), instance(subject.another(Some(proxy.port()), &[])));
-    assert!(!pay::<T>(&here, "paid", "p").await.unwrap().replayed);
-    assert!(matches!(there.ask(msg("paid")).await.unwrap(), KeyState::Done { .. }), "everything is prepared");
-    assert!(matches!(there.ask(msg("unknown")).await.unwrap(), KeyState::Unknown));
+    assert!(!pay::<T>(&here, "paid", "p").await.unwrap().is_replayed());
+    assert!(matches!(there.key_state(msg("paid")).await.unwrap(), KeyState::Done { .. }), "everything is prepared");
+    assert!(matches!(there.key_state(msg("unknown")).await.unwrap(), KeyState::Unknown));
     for trips in 0..=2 {
         let key = trips.to_string();
         proxy.hold_after(trips);
-        let asking = there.ask(msg(&key));
+        let asking = there.key_state(msg(&key));
         tokio::pin!(asking);
         let asked = tokio::select! {
             asked = &mut asking => Some(asked),
             () = proxy.holds() => None,
         };
         let paid = pay::<T>(&here, &key, "p").await;
-        assert!(paid.as_ref().is_ok_and(|paid| !paid.replayed), "{trips} answers came: {paid:?}");
+        assert!(paid.as_ref().is_ok_and(|paid| !paid.is_replayed()), "{trips} answers came: {paid:?}");
         proxy.let_go();
         assert_eq!(asked.is_none(), trips < 2, "it takes two round trips: to look the key up, and to ask");
         if asked.is_none() {

@@ -6,7 +6,7 @@ use idem_core::{
     Decision, DedupConsumer, Effects, ErrorClass, Event, HandlerError, Message, ResultBody, RunOnce, Store as _, Tx,
     consumer::DedupConsumerBuilder,
     message::Headers,
-    once::{Ran, RunOnceError},
+    once::{Outcome, Request, RunOnceError},
     store::UnitOfWork as _,
 };
 
@@ -289,8 +289,8 @@ pub(super) async fn pay<T: PostgresUnderTest>(
     payments: &RunOnce<T::Store>,
     key: &str,
     payload: &str,
-) -> Result<Ran, RunOnceError> {
-    let paying = payments.run_once(key, payload, |tx| {
+) -> Result<Outcome, RunOnceError> {
+    let paying = payments.run(Request::new(key, payload), |tx| {
         Box::pin(async move {
             let message = tx.message().cloned().expect("the request");
             write::<T>(tx, &message).await?;
@@ -313,11 +313,11 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     let mut first_runs = Vec::new();
     for key in ["0", "1", "2", "3", "4", "5", "6"] {
         proxy.round_trips();
-        assert!(!pay::<T>(&here, key, "p").await.unwrap().replayed);
+        assert!(!pay::<T>(&here, key, "p").await.unwrap().is_replayed());
         first_runs.push(proxy.round_trips());
     }
     assert_eq!(first_runs[1..], [expected.first_run; 6], "{first_runs:?}");
-    assert!(pay::<T>(&here, "0", "p").await.unwrap().replayed, "the look-up is prepared");
+    assert!(pay::<T>(&here, "0", "p").await.unwrap().is_replayed(), "the look-up is prepared");
     assert!(matches!(pay::<T>(&here, "0", "other").await, Err(RunOnceError::Conflict { .. })), "it is noted");
     for payload in ["p", "other"] {
         proxy.round_trips();
@@ -327,7 +327,7 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     let mut repeats = Vec::new();
     for key in ["1", "2", "3", "4", "5", "6"] {
         proxy.round_trips();
-        assert!(pay::<T>(&there, key, "p").await.unwrap().replayed);
+        assert!(pay::<T>(&there, key, "p").await.unwrap().is_replayed());
         repeats.push(proxy.round_trips());
     }
     assert_eq!(repeats[1..4], [expected.unexpected_repeat; 3], "{repeats:?}");
@@ -338,7 +338,7 @@ pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing
     for _ in 0..20 {
         let before = subject.texts(written).await;
         for _ in 0..10 {
-            assert!(pay::<T>(&here, "0", "p").await.unwrap().replayed);
+            assert!(pay::<T>(&here, "0", "p").await.unwrap().is_replayed());
             assert!(pay::<T>(&here, "0", "other").await.is_err());
         }
         if subject.texts(written).await == before {

@@ -106,12 +106,12 @@ pub async fn a55_next_to_an_invalid_index_a_call_has_the_first_answer<T: Postgre
         builder.effects(Effects::InTransaction).final_errors().build().unwrap()
     };
     let (early, late) = (instance(subject.store().clone()), instance(subject.another(None, LATE)));
-    let pays = async |key: &str| assert!(!pay::<T>(&early, key, "p").await.unwrap().replayed);
+    let pays = async |key: &str| assert!(!pay::<T>(&early, key, "p").await.unwrap().is_replayed());
     let again = overtaken(subject, &gate, pay::<T>(&late, "paid", "p"), pays("paid")).await.unwrap();
-    assert!(again.replayed && again.value.body == "paid", "{again:?}");
-    let asked = overtaken(subject, &gate, late.ask(msg("asked")), pays("asked")).await.unwrap();
+    assert!(again.is_replayed() && again.result().body == "paid", "{again:?}");
+    let asked = overtaken(subject, &gate, late.key_state(msg("asked")), pays("asked")).await.unwrap();
     assert!(matches!(asked, KeyState::InProgress), "{asked:?}");
-    assert!(matches!(late.ask(msg("asked")).await.unwrap(), KeyState::Done { .. }));
+    assert!(matches!(late.key_state(msg("asked")).await.unwrap(), KeyState::Done { .. }));
     assert_eq!(effects(subject).await, ["asked", "paid"]);
 }
 

@@ -5,6 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
     Bytes, ConsumerName, DedupConsumer, Effects, ErrorClass, HandlerError, Message, Store as _, Tenant,
+    consumer::Decided,
     consumer::{Keep, SetAside},
     dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, Reason, ReplayEnd, StoredDeadLetter},
     hash::PayloadHash,
@@ -119,7 +120,7 @@ pub async fn s59_malformed_payloads_of_several_causes_are_several_groups<T: Stor
     ];
     for (number, payload) in payloads.into_iter().enumerate() {
         let message = from(&format!("q/{number}"), &format!("order-{number}"), payload);
-        let (message, decision) = consumer.process_one(message).await.unwrap();
+        let Decided { message, decision, .. } = consumer.process_one(message).await.unwrap();
         assert_eq!(consumer.set_aside(&message, &decision, Keep::Payload).await.unwrap(), SetAside::Whole);
     }
     let mut groups: Vec<_> = listed(&fixture).await.iter().map(|stored| (stored.reason, stored.fingerprint)).collect();

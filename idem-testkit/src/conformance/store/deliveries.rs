@@ -303,7 +303,7 @@ pub async fn process_on_gives_the_lane_back_after_a_normal_end<T: StoreUnderTest
     for (key, payload, expected) in each.into_iter().chain([failed, ("k-3", "p", Kind::Processed)]) {
         let done = within("processing on a lane", consumer.process_on(lane, vec![msg(key, payload)])).await;
         let (back, decisions) = done.unwrap();
-        assert_eq!(Kind::of(&decisions[0].1), expected);
+        assert_eq!(Kind::of(&decisions[0].decision), expected);
         lane = back.unwrap_or_else(|| panic!("the lane is gone after {expected:?}"));
     }
     assert_eq!(fixture.spy.opened.get(), opened, "no other lane was needed");
@@ -322,7 +322,7 @@ pub async fn process_on_keeps_the_lane_after_an_abnormal_end<T: StoreUnderTest>(
     let (back, decisions) = done.unwrap();
     assert!(back.is_none(), "a connection in an unknown state is closed");
     assert!(
-        matches!(&decisions[0].1, Decision::Failed(failure) if failure.reason == Reason::Deadline),
+        matches!(&decisions[0].decision, Decision::Failed(failure) if failure.reason == Reason::Deadline),
         "{decisions:?}"
     );
     fixture.assert_effects([]).await;

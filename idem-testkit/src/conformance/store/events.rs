@@ -16,7 +16,7 @@ use idem_core::{
     consumer::DedupConsumerBuilder,
     dead_letter::Reason,
     handler::{BatchAnswer, BatchHandler},
-    once::{Begun, RunOnceError},
+    once::{Begun, Request, RunOnceError},
     outbox::{
         AppendError, Appended, CAUSE, CAUSED_BY, DestinationId, EVENT_PAYLOAD_BYTES_MAX, NewEvent, Outbox,
         OutgoingEvent,
@@ -461,11 +461,11 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
     let builder = builder.publishes_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
     let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
     for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {
-        let begun = within("beginning", payments.once("a", payload)).await.unwrap();
+        let begun = within("beginning", payments.begin(Request::new("a", payload))).await.unwrap();
         let Begun::First(mut run) = begun else { panic!("{payload} is known already") };
         run.tx().unwrap().publish(Event::to("payments").body(payload)).unwrap();
         match within("the end", run.finish(ResultBody::new(payload))).await {
-            Ok(ran) => assert!(!refused && !ran.replayed, "{ran:?}"),
+            Ok(ran) => assert!(!refused && !ran.is_replayed(), "{ran:?}"),
             Err(RunOnceError::Failed(failure)) if refused => {
                 assert_eq!(
                     (failure.class, failure.reason),

@@ -326,9 +326,9 @@ pub(super) async fn decide<S: Store>(
     let sent: Vec<_> = messages.iter().map(|message| message.payload().cloned()).collect();
     let decided = within("processing messages", consumer.process(messages)).await;
     let decided = decided.unwrap_or_else(|error| panic!("the consumer could not start: {error}"));
-    let back: Vec<_> = decided.iter().map(|(message, _)| message.payload().cloned()).collect();
+    let back: Vec<_> = decided.iter().map(|decided| decided.message.payload().cloned()).collect();
     assert_eq!(back, sent, "each message comes back with its decision, in the order given");
-    decided.into_iter().map(|(_, decision)| decision).collect()
+    decided.into_iter().map(|decided| decided.decision).collect()
 }
 
 /// Redelivers unsettled messages, as a broker does, until all are settled; at most ten times.

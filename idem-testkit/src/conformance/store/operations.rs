@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     Effects, HandlerError, ResultBody, RunOnce, Tx,
-    once::{Begun, Operation, RunOnceBuilder, RunOnceError},
+    once::{Begun, Operation, Request, RunOnceBuilder, RunOnceError},
 };
 
 use super::{
@@ -19,7 +19,7 @@ fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnceBuilder<Seen<T
 }
 
 async fn first<T: StoreUnderTest>(payments: &RunOnce<Seen<T>>) -> Operation<Seen<T>> {
-    match within("beginning", payments.once("a", "a")).await.unwrap() {
+    match within("beginning", payments.begin(Request::new("a", "a"))).await.unwrap() {
         Begun::First(operation) => operation,
         Begun::Known(ran) => panic!("it is known: {ran:?}"),
     }
@@ -41,7 +41,7 @@ async fn runs_now<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payments: &RunOnc
     let mut operation = first::<T>(payments).await;
     write::<T>(&mut operation).await;
     let ran = within("the end", operation.finish(ResultBody::new("paid"))).await.unwrap();
-    assert!(!ran.replayed);
+    assert!(!ran.is_replayed());
     fixture.assert_effects([("a", "a")]).await;
 }
 
@@ -106,7 +106,7 @@ pub async fn a18_an_operation_ends_at_its_deadline<T: StoreUnderTest>(subject: &
     let elsewhere = fixture.elsewhere().await;
     runs_now(&elsewhere, &builder(&elsewhere).busy_timeout(DEADLINE * 30).build().unwrap()).await;
     // Its end on the server comes before its end here.
-    within("the end here", payments.known(crate::message("b", ""))).await.unwrap();
+    within("the end here", payments.peek(crate::message("b", ""))).await.unwrap();
     assert!(late.tx().is_err());
     let ended = within("the end", late.finish(ResultBody::new("late"))).await;
     assert!(matches!(&ended, Err(RunOnceError::Failed(failure)) if failure.text.contains("deadline")), "{ended:?}");
@@ -151,9 +151,11 @@ pub async fn v18_v19_an_operation_declines_after_a_failed_statement<T: StoreUnde
         drop(tx);
         drop(lent);
         let ended = within("the end", operation.finish(ResultBody::new("declined").with_status(409))).await;
-        assert_eq!(ended.as_ref().is_ok_and(|ran| ran.is_error), is_final, "{ended:?}");
+        assert_eq!(ended.as_ref().is_ok_and(|ran| ran.is_refused()), is_final, "{ended:?}");
     }
     assert_eq!((fixture.effects().await, fixture.recorded().await), (Vec::new(), vec!["a".to_owned()]));
-    let Begun::Known(known) = within("a repeat", payments.once("a", "a")).await.unwrap() else { panic!("it is free") };
-    assert_eq!((known.value.status, known.is_error, known.replayed), (Some(409), true, true));
+    let Begun::Known(known) = within("a repeat", payments.begin(Request::new("a", "a"))).await.unwrap() else {
+        panic!("it is free")
+    };
+    assert_eq!((known.result().status, known.is_refused(), known.is_replayed()), (Some(409), true, true));
 }

@@ -11,7 +11,7 @@ use idem_core::{
     cleanup::{CleanupSettings, Expiring},
     consumer::Decided,
     message::Headers,
-    once::{KeyState, Ran, RunOnceError, WorkError, Working},
+    once::{KeyState, Request, RunOnceError, WorkError, Working},
     results::{NotKept, RESULT_BYTES_MAX, StoredResult},
 };
 
@@ -148,11 +148,11 @@ pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreU
     for (lost, runs, key) in [(LostCommit::Committed, 1, "a"), (LostCommit::RolledBack, 3, "b")] {
         fixture.spy.lose_commits(&[lost]);
         let call = || work(&fixture, vec![Step::Write("")], Arc::new(of_run));
-        let first = within("a call", once(&fixture).run_once(key, key, call())).await.unwrap();
+        let first = within("a call", once(&fixture).run(Request::new(key, key), call())).await.unwrap();
         assert_eq!(fixture.runs.all().len(), runs);
-        let again = within("a repeat", once(&fixture).run_once(key, key, call())).await.unwrap();
-        assert_eq!(first.value, again.value);
-        assert!(again.replayed && again.recorded.is_some());
+        let again = within("a repeat", once(&fixture).run(Request::new(key, key), call())).await.unwrap();
+        assert_eq!(first.result(), again.result());
+        assert!(again.is_replayed() && again.recorded().is_some());
     }
     fixture.assert_effects([("a", "a"), ("b", "b")]).await;
 }
@@ -166,11 +166,11 @@ pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnder
     }
     let (payments, elsewhere, gate) = (once(&fixture), once(&fixture), Gate::new());
     within("starting", payments.start()).await.unwrap();
-    let owner = payments.run_once("a", "a", work(&fixture, vec![Step::Pass(gate.clone())], Arc::new(of_run)));
+    let owner = payments.run(Request::new("a", "a"), work(&fixture, vec![Step::Pass(gate.clone())], Arc::new(of_run)));
     let waiter = async {
         gate.arrived(1).await;
         let claims = fixture.spy.claiming.get();
-        let waiting = elsewhere.run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run)));
+        let waiting = elsewhere.run(Request::new("a", "a"), work(&fixture, Vec::new(), Arc::new(of_run)));
         let let_go = async {
             fixture.spy.claiming.at_least(claims + 1, "the waiter claims the key").await;
             gate.open();
@@ -179,8 +179,8 @@ pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnder
     };
     let (owner, waiter) = within("both calls", async { tokio::join!(owner, waiter) }).await;
     let (owner, waiter) = (owner.unwrap(), waiter.unwrap());
-    assert_eq!((owner.value, owner.replayed), (waiter.value, false));
-    assert!(waiter.replayed);
+    assert_eq!((owner.result(), owner.is_replayed()), (waiter.result(), false));
+    assert!(waiter.is_replayed());
     assert_eq!(fixture.runs.all().len(), 1);
 }
 
@@ -194,14 +194,14 @@ pub async fn v3_a_record_without_a_result_is_not_an_empty_one<T: StoreUnderTest>
     let absent = Some(Err(NotKept::Absent));
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Processed, absent.clone())]);
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, absent)]);
-    let asked = once(&fixture).run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run))).await;
+    let asked = once(&fixture).run(Request::new("a", "a"), work(&fixture, Vec::new(), Arc::new(of_run))).await;
     let Err(RunOnceError::NotKept { recorded, why: NotKept::Absent }) = asked else { panic!("{asked:?}") };
     assert_eq!((recorded.key.as_str(), fixture.runs.all().len()), ("a", 1));
     // A result that is empty is one.
     let empty = || work(&fixture, Vec::new(), Arc::new(|_| Ok(ResultBody::default())));
-    assert!(!once(&fixture).run_once("b", "b", empty()).await.unwrap().replayed);
-    let Ran { value, replayed, .. } = once(&fixture).run_once("b", "b", empty()).await.unwrap();
-    assert_eq!((value, replayed), (ResultBody::default(), true));
+    assert!(!once(&fixture).run(Request::new("b", "b"), empty()).await.unwrap().is_replayed());
+    let again = once(&fixture).run(Request::new("b", "b"), empty()).await.unwrap();
+    assert_eq!((again.result(), again.is_replayed()), (&ResultBody::default(), true));
 }
 
 /// V4: a result over the bound is an error before anything is committed, and is never cut.
@@ -230,7 +230,7 @@ pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subjec
         vec![Step::Write("")],
         Arc::new(|_| Err(WorkError::final_result(ResultBody::new(vec![b'x'; RESULT_BYTES_MAX + 1])))),
     );
-    let refused = once(&fixture).run_once("refused", "p", refused).await;
+    let refused = once(&fixture).run(Request::new("refused", "p"), refused).await;
     assert!(
         matches!(&refused, Err(RunOnceError::Failed(failure)) if failure.class == ErrorClass::Permanent),
         "{refused:?}"
@@ -255,7 +255,8 @@ pub async fn v4_a_result_that_no_column_holds_is_refused_by_its_field<T: StoreUn
         (ResultBody::new("").with_reference("/orders/\0"), "reference"),
     ] {
         for is_refusal in [false, true] {
-            let refused = within("a call", payments.run_once("a", "a", answers(body.clone(), is_refusal))).await;
+            let refused =
+                within("a call", payments.run(Request::new("a", "a"), answers(body.clone(), is_refusal))).await;
             let Err(RunOnceError::Failed(failure)) = refused else { panic!("{field}: {refused:?}") };
             assert_eq!(failure.class, ErrorClass::Permanent, "{failure:?}");
             assert!(failure.text.contains(&format!("the {field} of the result")), "{failure:?}");
@@ -265,8 +266,9 @@ pub async fn v4_a_result_that_no_column_holds_is_refused_by_its_field<T: StoreUn
     headers.push("a\0", Some("b\0".into()));
     let largest = ResultBody::new("").with_status(32_767).with_headers(headers);
     for replayed in [false, true] {
-        let ran = within("a call", payments.run_once("a", "a", answers(largest.clone(), false))).await.unwrap();
-        assert_eq!((&ran.value, ran.replayed), (&largest, replayed));
+        let ran =
+            within("a call", payments.run(Request::new("a", "a"), answers(largest.clone(), false))).await.unwrap();
+        assert_eq!((ran.result(), ran.is_replayed()), (&largest, replayed));
     }
     fixture.assert_effects([("a", "a")]).await;
 }
@@ -298,8 +300,8 @@ pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) 
     }
     let payments = once(&fixture);
     let secret = || work(&fixture, vec![Step::Write("")], Arc::new(|_| Ok(answer("secret"))));
-    payments.run_once("a", "a", secret()).await.unwrap();
-    let refused = payments.run_once("a", "other", secret()).await.unwrap_err();
+    payments.run(Request::new("a", "a"), secret()).await.unwrap();
+    let refused = payments.run(Request::new("a", "other"), secret()).await.unwrap_err();
     assert!(matches!(&refused, RunOnceError::Conflict { key, .. } if key.as_str() == "a"), "{refused:?}");
     assert!(!format!("{refused:?} {refused}").contains("secret"));
     let audited = within("reading the audit trail", subject.audited()).await;
@@ -326,12 +328,15 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
     for key in keys {
         let refusing = |fixture: &Fixture<'_, T>| work(fixture, vec![Step::Write("")], Arc::new(refusal));
         let calls = async {
-            tokio::join!(here.run_once(key, key, refusing(&fixture)), there.run_once(key, key, refusing(&elsewhere)))
+            tokio::join!(
+                here.run(Request::new(key, key), refusing(&fixture)),
+                there.run(Request::new(key, key), refusing(&elsewhere))
+            )
         };
         let (one, other) = within("both calls", calls).await;
         let (one, other) = (one.unwrap(), other.unwrap());
-        assert_eq!((&one.value, one.is_error, other.is_error), (&other.value, true, true));
-        assert_ne!(one.replayed, other.replayed, "one of them has kept it");
+        assert_eq!((one.result(), one.is_refused(), other.is_refused()), (other.result(), true, true));
+        assert_ne!(one.is_replayed(), other.is_replayed(), "one of them has kept it");
         assert!((1..=2).contains(&fixture.runs.of(key)), "{key} ran {} times", fixture.runs.of(key));
     }
     assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, keys.len()));
@@ -374,15 +379,15 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     let refused: Arc<Answering> = Arc::new(|_| Err(WorkError::final_result(answer("private").with_status(402))));
     let call = async |key: &str| {
         let answering = Arc::clone(if key == "a" { &accepted } else { &refused });
-        within("a call", payments().run_once(key, key, work(&fixture, vec![Step::Write("")], answering))).await
+        within("a call", payments().run(Request::new(key, key), work(&fixture, vec![Step::Write("")], answering))).await
     };
     let ended = async || clean(&fixture, Expiring::Answers, Duration::ZERO, 100).await;
     for key in ["a", "b"] {
-        assert!(!call(key).await.unwrap().replayed);
+        assert!(!call(key).await.unwrap().is_replayed());
     }
     assert_eq!(ended().await, 0, "no answer is over yet");
-    assert_eq!(call("a").await.unwrap().value, answer("private").with_reference("/orders/7"));
-    let asked = within("asking", keeping(2 * HOUR).ask(msg("a", "a"))).await;
+    assert_eq!(*call("a").await.unwrap().result(), answer("private").with_reference("/orders/7"));
+    let asked = within("asking", keeping(2 * HOUR).key_state(msg("a", "a"))).await;
     let Ok(KeyState::Done { recorded, result: Ok(kept) }) = asked else { panic!("{asked:?}") };
     let kept_for = kept.until.unwrap().duration_since(recorded.processed_at).unwrap();
     assert!((HOUR..HOUR + PATIENCE).contains(&kept_for), "its end is the one that was stored with it: {kept_for:?}");
@@ -402,8 +407,8 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     assert_eq!((fixture.runs.of("a"), fixture.runs.of("b")), (1, 1));
     fixture.arrange(Arrangement::Age(48 * HOUR)).await;
     assert_eq!((ended().await, clean_records(&fixture, 100).await), (0, 2));
-    assert!(!call("a").await.unwrap().replayed, "the record is gone, and the key is new");
-    assert!(call("a").await.unwrap().replayed);
+    assert!(!call("a").await.unwrap().is_replayed(), "the record is gone, and the key is new");
+    assert!(call("a").await.unwrap().is_replayed());
 }
 
 /// V10: a message that was handled by a worker without results is known to have none.
@@ -426,19 +431,19 @@ pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subjec
         return;
     }
     let refusing = || work(&fixture, vec![Step::Write("")], Arc::new(refusal));
-    let first = within("a call", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
-    assert_eq!((first.is_error, first.replayed, first.value.status), (true, false, Some(422)));
+    let first = within("a call", once(&fixture).run(Request::new("a", "a"), refusing())).await.unwrap();
+    assert_eq!((first.is_refused(), first.is_replayed(), first.result().status), (true, false, Some(422)));
     let claimed: Vec<_> = fixture.spy.claimed().iter().map(Vec::len).collect();
     assert_eq!((claimed, fixture.spy.appended.get()), (vec![1, 1], 1), "the second claim is that of the outcome");
-    let again = within("a repeat", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
-    assert_eq!((again.is_error, again.replayed, &again.value), (true, true, &first.value));
+    let again = within("a repeat", once(&fixture).run(Request::new("a", "a"), refusing())).await.unwrap();
+    assert_eq!((again.is_refused(), again.is_replayed(), again.result()), (true, true, first.result()));
     assert_eq!(fixture.runs.all(), ["a"]);
     assert_eq!((fixture.effects().await.len(), fixture.recorded().await), (0, vec!["a".to_owned()]));
-    let other = once(&fixture).run_once("a", "other", refusing()).await;
+    let other = once(&fixture).run(Request::new("a", "other"), refusing()).await;
     assert!(matches!(other, Err(RunOnceError::Conflict { .. })), "{other:?}");
     // Not where the consumer does not say that work may be refused.
     let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-    let undeclared = builder.build().unwrap().run_once("b", "b", refusing()).await;
+    let undeclared = builder.build().unwrap().run(Request::new("b", "b"), refusing()).await;
     assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("final_errors")));
     assert_eq!(fixture.recorded().await, ["a"]);
 }
@@ -456,16 +461,16 @@ pub async fn v18_a_refusal_after_a_failed_statement_is_final<T: StoreUnderTest>(
     let steps = || vec![Step::Write(""), Step::Swallow(HandlerAction::FailingStatement)];
     for (key, answering) in answering {
         let payments = once(&fixture);
-        let call = || payments.run_once(key, key, work(&fixture, steps(), Arc::clone(&answering)));
+        let call = || payments.run(Request::new(key, key), work(&fixture, steps(), Arc::clone(&answering)));
         let (first, again) = (call().await.unwrap(), call().await.unwrap());
-        assert_eq!((&first.value, first.replayed, again.replayed), (&again.value, false, true), "{key}");
+        assert_eq!((first.result(), first.is_replayed(), again.is_replayed()), (again.result(), false, true), "{key}");
         assert_eq!(fixture.runs.of(key), 1, "{key}");
     }
     let success: Arc<Answering> = declines(201);
-    let done = once(&fixture).run_once("201", "201", work(&fixture, steps(), success)).await;
+    let done = once(&fixture).run(Request::new("201", "201"), work(&fixture, steps(), success)).await;
     match done {
         // The database takes back the failed statement alone.
-        Ok(ran) => assert!(!ran.is_error),
+        Ok(ran) => assert!(!ran.is_refused()),
         Err(RunOnceError::Failed(failure)) => assert_eq!(failure.class, ErrorClass::Permanent, "{failure:?}"),
         other => panic!("{other:?}"),
     }
@@ -488,12 +493,12 @@ pub async fn v19_an_error_that_may_pass_is_never_final<T: StoreUnderTest>(subjec
             Arc::new(|_: usize| Ok(answer("no").with_status(409))),
         );
         let payments = once(&fixture);
-        let ran = payments.run_once(key, key, move |tx| {
+        let ran = payments.run(Request::new(key, key), move |tx| {
             tx.note_error(noted.lock().unwrap().take().unwrap());
             spoil(tx)
         });
         match ran.await {
-            Ok(ran) => assert!(is_final && ran.is_error, "{key}: {ran:?}"),
+            Ok(ran) => assert!(is_final && ran.is_refused(), "{key}: {ran:?}"),
             Err(RunOnceError::Failed(failure)) => {
                 assert_eq!((is_final, failure.class), (false, ErrorClass::Transient), "{key}")
             }
@@ -514,12 +519,12 @@ pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     let calls: Vec<_> = (0..200)
         .map(|_| {
             let (payments, work) = (payments.clone(), work(&fixture, vec![Step::Write("")], Arc::new(refusal)));
-            tokio::spawn(async move { payments.run_once("a", "a", work).await })
+            tokio::spawn(async move { payments.run(Request::new("a", "a"), work).await })
         })
         .collect();
     let mut values = Vec::new();
     for call in calls {
-        values.push(within("a call", call).await.unwrap().unwrap().value);
+        values.push(within("a call", call).await.unwrap().unwrap().into_result());
     }
     values.dedup();
     assert_eq!((values.len(), fixture.runs.all().len()), (1, 1), "one outcome, one run");
@@ -539,8 +544,8 @@ pub async fn v11_a_refusal_whose_transaction_was_ended_has_no_effect<T: StoreUnd
             continue;
         }
         let steps = vec![Step::Write(""), Step::Swallow(action)];
-        let refused = once(&fixture).run_once(key, key, work(&fixture, steps, Arc::new(refusal))).await;
-        assert!(refused.is_ok_and(|refused| refused.is_error), "{action:?}");
+        let refused = once(&fixture).run(Request::new(key, key), work(&fixture, steps, Arc::new(refusal))).await;
+        assert!(refused.is_ok_and(|refused| refused.is_refused()), "{action:?}");
         assert_eq!(fixture.effects().await.len(), 0, "{action:?}");
     }
 }

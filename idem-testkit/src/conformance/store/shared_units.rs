@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, task::Poll};
 
-use idem_core::{Decision, DedupConsumer, Message, StoreError, Tenant};
+use idem_core::{DedupConsumer, Message, StoreError, Tenant, consumer::Decided};
 
 use super::{
     batches::TRANSIENT,
@@ -11,7 +11,7 @@ use super::{
     subject::StoreUnderTest,
 };
 
-type Call<'c> = Pin<Box<dyn Future<Output = Result<(Message, Decision), StoreError>> + Send + 'c>>;
+type Call<'c> = Pin<Box<dyn Future<Output = Result<Decided, StoreError>> + Send + 'c>>;
 
 /// Calls that wait while the first message's handler is held, one unit at a time.
 struct Held<'c> {
@@ -47,7 +47,7 @@ impl<'c> Held<'c> {
         self.gate.open();
         let mut decided = Vec::with_capacity(self.calls.len());
         for call in self.calls {
-            decided.push(Kind::of(&within("a shared unit", call).await.unwrap().1));
+            decided.push(Kind::of(&within("a shared unit", call).await.unwrap().decision));
         }
         decided
     }

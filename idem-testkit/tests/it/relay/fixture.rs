@@ -8,7 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
+    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx,
+    consumer::Decided,
+    handler_fn,
     outbox::{DestinationLimits, Dispatch, EventError, EventPublisher, EventState, Outbox, OutgoingEvent, StoredEvent},
     relay::{Relay, RelayBuilder},
 };
@@ -57,7 +59,7 @@ impl Fixture {
                 message(&format!("{to}-{body}"), payload)
             })
             .collect();
-        for (_, decision) in self.consumer.process(messages).await.unwrap() {
+        for Decided { decision, .. } in self.consumer.process(messages).await.unwrap() {
             assert!(decision.is_processed(), "{decision:?}");
         }
     }

@@ -62,7 +62,7 @@ async fn forwarded_to() -> Vec<String> {
         .build()
         .unwrap();
     let decided = consumer.process(vec![message("order-1", "250")]).await.unwrap();
-    assert!(decided.iter().all(|(_, decision)| decision.is_processed()));
+    assert!(decided.iter().all(|decided| decided.decision.is_processed()));
     store.events().into_iter().map(|(destination, _)| destination).collect()
 }
 

@@ -11,7 +11,7 @@ use super::fixture::{Fixture, Topic, running};
 /// Publishes an event of so many bytes; its failure, if it failed.
 async fn publish(fixture: &Fixture, key: &str, bytes: usize) -> Option<String> {
     let payload = serde_json::to_vec(&("a", "", "x".repeat(bytes))).unwrap();
-    let (_, decision) = fixture.consumer.process([message(key, payload)]).await.unwrap().remove(0);
+    let decision = fixture.consumer.process([message(key, payload)]).await.unwrap().remove(0).decision;
     match decision {
         Decision::Failed(failure) => Some(failure.text),
         other => {

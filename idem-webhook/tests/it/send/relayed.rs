@@ -4,7 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx, handler_fn,
+    DedupConsumer, Effects, Event, HandlerError, Message, Store as _, Tx,
+    consumer::Decided,
+    handler_fn,
     outbox::{EventEnd, EventState, Outbox, OutgoingEvent, StoredEvent},
     relay::Relay,
 };
@@ -41,7 +43,7 @@ async fn outbox_with(events: u8) -> Arc<dyn Outbox> {
         .build()
         .unwrap();
     let messages = (0..events).map(|number| message(&number.to_string(), b"1".to_vec()));
-    for (_, decision) in consumer.process(messages).await.unwrap() {
+    for Decided { decision, .. } in consumer.process(messages).await.unwrap() {
         assert!(decision.is_processed(), "{decision:?}");
     }
     store.outbox().expect("an outbox")

@@ -141,7 +141,7 @@ pub trait PlainConnection: Store {
 /// 5. `look_up` answers from rows that were committed, and writes nothing.
 /// 6. `is_free` leaves nothing behind.
 ///
-/// `idem_testkit::store_conformance!` tests each number.
+/// `idem_conformance::store_conformance!` tests each number.
 pub trait Store: Send + Sync + Sized + 'static {
     /// The bookkeeping: all that is done outside of units of work.
     type Bookkeeping: Bookkeeping;

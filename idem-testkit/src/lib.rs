@@ -1,7 +1,6 @@
 //! Tools for the tests of idem's users: a [broker in the process](memory) that redelivers and misbehaves on request, a store
 //! in memory, [`deliver`] for a handler's own tests, `prove`, which kills it everywhere (with the feature `failpoints`),
-//! [conformance suites](conformance) for users' own stores and sources, and a [driver](source_driver) for a source's other
-//! tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
+//! and a [driver](source_driver) for a source's tests. The suites for stores and sources are in `idem-conformance`.
 //!
 //! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -10,7 +9,6 @@
 
 #[cfg(idem_bugs)]
 pub mod bugs;
-pub mod conformance;
 mod dead_letter;
 mod decide;
 mod deliver;

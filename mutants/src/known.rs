@@ -13,7 +13,7 @@ use std::{
 use crate::{Failed, output, run::KILLERS, write::Mutant};
 
 /// Where something that might end a mutant stands.
-const JUDGES: [&str; 4] = ["idem-core", "idem-testkit", "simulation", "tests"];
+const JUDGES: [&str; 5] = ["idem-core", "idem-testkit", "idem-conformance", "simulation", "tests"];
 
 const LIVES: &str = "lives";
 

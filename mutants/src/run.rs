@@ -53,10 +53,16 @@ pub(crate) const KILLERS: [Killer; 5] = [
     Killer {
         name: "the test kit's tests", package: "idem-testkit", dir: "idem-testkit", seconds: 90,
         build: &["test", "--no-run", "--all-features", "--test", "it"],
-        // Without those that plant defects of their own into stores and handlers, and others that take seconds.
+        // Without those that take seconds; of the suites, without those that plant defects of their own.
         runs: &[&[
-            "--test-threads", "16", "--skip", "store::broken::", "--skip", "prove::", "--skip", "answers_of_the_twin",
-            "--skip", "large_batches", "--skip", "o9_an_hours_outage", "--skip", "v1_v2_each_key",
+            "--test-threads", "16", "--skip", "prove::", "--skip", "o9_an_hours_outage", "--skip", "v1_v2_each_key",
+        ]],
+    },
+    Killer {
+        name: "the suites", package: "idem-conformance", dir: "idem-conformance", seconds: 90,
+        build: &["test", "--no-run", "--all-features", "--test", "it"],
+        runs: &[&[
+            "--test-threads", "16", "--skip", "store::broken::", "--skip", "answers_of_the_twin", "--skip", "large_batches",
         ]],
     },
     Killer {

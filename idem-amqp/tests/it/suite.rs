@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use idem_amqp::AmqpSource;
+use idem_conformance::source::{Features, SourceUnderTest, Unsupported};
 use idem_core::{Message, SourceError};
-use idem_testkit::conformance::source::{Features, SourceUnderTest, Unsupported};
 use tokio::sync::OnceCell;
 
 use crate::broker::{Kind, PATIENCE, Queue};
@@ -99,7 +99,7 @@ macro_rules! suites {
                 super::fixture($kind).await
             }
 
-            idem_testkit::source_conformance!(fresh);
+            idem_conformance::source_conformance!(fresh);
         }
     )*};
 }

@@ -448,7 +448,7 @@ impl StoredEvent {
 /// 5. An event is settled, retried and skipped by its number and its key. A server that takes over without the last commits, as after
 ///    a restore, may give another event the number of one that it has lost, and the end of that one says nothing about the other.
 ///
-/// `idem_testkit::store_conformance!` tests each number.
+/// `idem_conformance::store_conformance!` tests each number.
 #[async_trait]
 pub trait Outbox: Send + Sync + 'static {
     /// Registers destinations and returns the row of each, in order. A known destination keeps its form of ids.

@@ -94,7 +94,8 @@ pub(super) fn one_answer_each(answers: usize, asked: usize) -> Result<(), StoreE
     }
     Err(StoreError::Refused {
         problem: format!("the store gave {answers} answers for {asked} claims"),
-        cure: "This breaks the contract of UnitOfWork: run idem_testkit::store_conformance! on the store".to_owned(),
+        cure: "This breaks the contract of UnitOfWork: run idem_conformance::store_conformance! on the store"
+            .to_owned(),
     })
 }
 

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
+use idem_conformance::source::{Features, SourceUnderTest, Unsupported};
 use idem_core::{Message, SourceError};
 use idem_kafka::{KafkaOptions, KafkaSource};
-use idem_testkit::{
-    conformance::source::{Features, SourceUnderTest, Unsupported},
-    memory::Revoke,
-};
+use idem_testkit::memory::Revoke;
 
 use crate::cluster::{BROKERS, Topic, eventually, fast};
 
@@ -113,7 +111,7 @@ macro_rules! suites {
                 super::fixture($strategy).await
             }
 
-            idem_testkit::source_conformance!(fresh);
+            idem_conformance::source_conformance!(fresh);
         }
     )*};
 }

@@ -4,8 +4,8 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+use idem_conformance::postgres::EFFECTS;
 use idem_sql::{POSTGRES_MIGRATIONS, SchemaName};
-use idem_testkit::conformance::postgres::EFFECTS;
 
 /// The tables that these schemas have, by which one of another build is distinguished from this build's.
 fn made_of() -> String {

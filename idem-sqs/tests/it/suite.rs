@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use idem_conformance::source::{Features, SourceUnderTest, Unsupported};
 use idem_core::{
     Message, Source, SourceError,
     source::{Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
@@ -10,7 +11,6 @@ use idem_sqs::{
     SqsHandle, SqsOptions, SqsSource,
     aws_sdk_sqs::{primitives::Blob, types::MessageAttributeValue as Value},
 };
-use idem_testkit::conformance::source::{Features, SourceUnderTest, Unsupported};
 
 use crate::server::{Server, TestQueue};
 
@@ -190,7 +190,7 @@ macro_rules! suites {
                 super::fixture($server, $ending).await
             }
 
-            idem_testkit::source_conformance!(fresh);
+            idem_conformance::source_conformance!(fresh);
         }
     )*};
 }

@@ -45,7 +45,7 @@ use self::{fault::Faults, state::State};
 /// a claim waits for uncommitted twins of its keys and for nothing else, a unit is rolled back as a whole, a failed
 /// statement spoils its transaction, a COMMIT that idem did not send is refused, and a commit's answer can be lost.
 /// Clones share everything, as connections to one database do. It keeps the whole contract of [`Store`] and runs the
-/// [conformance suite](crate::store_conformance).
+/// conformance suite.
 ///
 /// Handlers write rows with a key and a value into named tables, through [`MemoryConnection`]; [`MemoryStore::rows`]
 /// reads what is committed.

@@ -10,7 +10,6 @@
 
 mod deliver;
 mod guide;
-mod inbox;
 mod memory;
 #[cfg(feature = "failpoints")]
 mod prove;
@@ -18,5 +17,3 @@ mod relay;
 mod remote;
 mod run_once;
 mod shared_units;
-mod source;
-mod store;

@@ -1,6 +1,11 @@
 //! The broker on a socket: killed consumers, broken connections, and brokers that come back.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    path::PathBuf,
+    process::Stdio,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use idem_core::{
     ConsumerName, ErrorClass, Message, Source, SourceError,
@@ -14,10 +19,13 @@ use tokio::{
     net::UnixStream,
 };
 
-use crate::{
-    memory::{acknowledge, take},
-    source::socket,
-};
+use crate::memory::{acknowledge, take};
+
+fn socket() -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("idem-testkit-{}-{}.sock", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    std::env::temp_dir().join(name)
+}
 
 fn messages(count: usize) -> Vec<Message> {
     (0..count).map(|number| Message::new(number.to_string())).collect()

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
-use idem_core::{Concurrency, HandlerError, Tx};
-use idem_testkit::conformance::{
+use idem_conformance::{
     postgres::{PostgresUnderTest, RoundTrips, arrangement_sql},
     store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
 };
+use idem_core::{Concurrency, HandlerError, Tx};
 use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
 use crate::fixture::Fixture;
@@ -31,7 +31,7 @@ mod in_order {
         super::Subject::new(idem_core::Concurrency::InOrder).await
     }
 
-    idem_testkit::store_conformance!(fresh);
+    idem_conformance::store_conformance!(fresh);
 }
 
 mod pipelined {
@@ -39,7 +39,7 @@ mod pipelined {
         super::Subject::new(idem_core::Concurrency::pipelined()).await
     }
 
-    idem_testkit::store_conformance!(fresh, handlers);
+    idem_conformance::store_conformance!(fresh, handlers);
 }
 
 async fn insert(connection: &PostgresConnection<'_>, effect: &Effect) -> Result<(), RunStatementError> {
@@ -186,13 +186,13 @@ mod postgres_in_order {
         super::Postgres(super::Fixture::reused().await, idem_core::Concurrency::InOrder)
     }
 
-    idem_testkit::postgres_conformance!(fresh);
+    idem_conformance::postgres_conformance!(fresh);
 
     async fn on_own_server() -> super::Postgres {
         super::Postgres(super::Fixture::on_own_server().await, idem_core::Concurrency::InOrder)
     }
 
-    idem_testkit::postgres_conformance!(on_own_server, own_server);
+    idem_conformance::postgres_conformance!(on_own_server, own_server);
 }
 
 mod postgres_pipelined {
@@ -200,13 +200,13 @@ mod postgres_pipelined {
         super::Postgres(super::Fixture::reused().await, idem_core::Concurrency::pipelined())
     }
 
-    idem_testkit::postgres_conformance!(fresh);
+    idem_conformance::postgres_conformance!(fresh);
 
     async fn on_own_server() -> super::Postgres {
         super::Postgres(super::Fixture::on_own_server().await, idem_core::Concurrency::pipelined())
     }
 
-    idem_testkit::postgres_conformance!(on_own_server, own_server);
+    idem_conformance::postgres_conformance!(on_own_server, own_server);
 }
 
 impl PostgresUnderTest for Postgres {

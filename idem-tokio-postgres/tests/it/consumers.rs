@@ -3,7 +3,7 @@
 use idem_core::{Concurrency, Handler, HandlerError, Message, Tx};
 use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
-pub(crate) use idem_testkit::conformance::postgres::consumers::*;
+pub(crate) use idem_conformance::postgres::consumers::*;
 
 /// Writes the key of a message, as every handler here does.
 pub(crate) async fn write(connection: &PostgresConnection<'_>, message: &Message) -> Result<(), RunStatementError> {

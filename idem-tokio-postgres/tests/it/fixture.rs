@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
+use idem_conformance::postgres::EFFECTS;
 use idem_sql::SchemaName;
-use idem_testkit::conformance::postgres::EFFECTS;
 use idem_tokio_postgres::{
     PostgresOptions, PostgresStore,
     tokio_postgres::{

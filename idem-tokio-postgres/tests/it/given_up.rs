@@ -5,8 +5,8 @@ mod shared;
 
 use std::sync::Arc;
 
+use idem_conformance::postgres::pooler::dropping_options;
 use idem_core::Store as _;
-use idem_testkit::conformance::postgres::pooler::dropping_options;
 use idem_tokio_postgres::{Pooler, PostgresOptions};
 
 use crate::{

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use idem_conformance::inbox::{Commit, InboxUnderTest, SlotChange};
 use idem_core::{
     inbox::{Inbox, InboxStore as _, NewInboxRow},
     store::ScopeId,
 };
-use idem_testkit::conformance::inbox::{Commit, InboxUnderTest, SlotChange};
 
 use crate::fixture::Fixture;
 
@@ -77,4 +77,4 @@ impl InboxUnderTest for Subject {
     }
 }
 
-idem_testkit::inbox_conformance!(fresh);
+idem_conformance::inbox_conformance!(fresh);

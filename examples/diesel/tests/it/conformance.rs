@@ -7,7 +7,7 @@ use diesel::{
 use diesel_async::{RunQueryDsl as _, SimpleAsyncConnection as _};
 use diesel_handler::DieselPostgres;
 use idem_core::Tx;
-use idem_testkit::conformance::postgres::{EFFECTS, PostgresUnderTest};
+use idem_conformance::postgres::{EFFECTS, PostgresUnderTest};
 use idem_tokio_postgres::{
     PostgresStore,
     tokio_postgres::{Config, NoTls, SimpleQueryMessage, config::Host},
@@ -15,7 +15,7 @@ use idem_tokio_postgres::{
 
 use super::Fixture;
 
-idem_testkit::postgres_conformance!(fresh);
+idem_conformance::postgres_conformance!(fresh);
 
 struct Subject {
     fixture: Fixture,

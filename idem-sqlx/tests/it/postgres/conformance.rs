@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
-use idem_core::{HandlerError, Tx};
-use idem_sqlx::PostgresStore;
-use idem_testkit::conformance::{
+use idem_conformance::{
     postgres::{PostgresUnderTest, RoundTrips, arrangement_sql},
     store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
 };
+use idem_core::{HandlerError, Tx};
+use idem_sqlx::PostgresStore;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, postgres::PgSslMode};
 
 use super::fixture::Fixture;
@@ -24,7 +24,7 @@ async fn fresh() -> Subject {
     Subject { fixture, store }
 }
 
-idem_testkit::store_conformance!(fresh);
+idem_conformance::store_conformance!(fresh);
 
 async fn insert(connection: &mut PgConnection, effect: &Effect) -> Result<(), sqlx::Error> {
     let query = sqlx::query("INSERT INTO effects (key, payload, note) VALUES ($1, $2, $3)");
@@ -152,13 +152,13 @@ mod postgres {
         super::Fixture::reused().await
     }
 
-    idem_testkit::postgres_conformance!(fresh);
+    idem_conformance::postgres_conformance!(fresh);
 
     async fn on_own_server() -> super::Fixture {
         super::Fixture::on_own_server().await
     }
 
-    idem_testkit::postgres_conformance!(on_own_server, own_server);
+    idem_conformance::postgres_conformance!(on_own_server, own_server);
 }
 
 impl PostgresUnderTest for Fixture {

@@ -4,7 +4,7 @@ use idem_core::{Handler, HandlerError, Message, Tx, store::ClaimError};
 use idem_sqlx::PostgresStore;
 use sqlx::PgConnection;
 
-pub(super) use idem_testkit::conformance::postgres::consumers::*;
+pub(super) use idem_conformance::postgres::consumers::*;
 
 /// Writes the key of a message, as every handler here does.
 pub(super) async fn write(connection: &mut PgConnection, message: &Message) -> Result<(), sqlx::Error> {

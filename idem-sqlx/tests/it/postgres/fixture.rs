@@ -13,9 +13,9 @@ use std::{
     time::Duration,
 };
 
+use idem_conformance::postgres::EFFECTS;
 use idem_sql::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
-use idem_testkit::conformance::postgres::EFFECTS;
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _,
     postgres::{PgConnectOptions, PgPoolOptions},

@@ -5,9 +5,9 @@ mod shared;
 
 use std::sync::Arc;
 
+use idem_conformance::postgres::pooler::dropping_options;
 use idem_core::Store as _;
 use idem_sqlx::{Pooler, PostgresOptions};
-use idem_testkit::conformance::postgres::pooler::dropping_options;
 use sqlx::postgres::PgSslMode;
 
 use super::{fixture::Fixture, poolers::pooler};

@@ -2,15 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use idem_conformance::inbox::{Commit, InboxUnderTest, SlotChange};
 use idem_core::{
     CancellationToken, ConsumerName, IdempotencyKey, Message, Worker,
     inbox::{Inbox, InboxSource, InboxStore as _, NewInboxRow, Reading, Receiver},
     store::ScopeId,
 };
-use idem_testkit::{
-    conformance::inbox::{Commit, InboxUnderTest, SlotChange},
-    memory::{Broker, QueueOptions},
-};
+use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _};
 
 use super::{
@@ -98,7 +96,7 @@ impl InboxUnderTest for Subject {
     }
 }
 
-idem_testkit::inbox_conformance!(fresh);
+idem_conformance::inbox_conformance!(fresh);
 
 fn name(consumer: &str) -> ConsumerName {
     ConsumerName::new(consumer).unwrap()

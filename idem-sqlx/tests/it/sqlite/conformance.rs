@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use idem_conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers};
 use idem_core::{HandlerError, Tx, store::ScopeId};
 use idem_sqlx::SqliteStore;
-use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers};
 use sqlx::{Connection, Row, SqliteConnection};
 
 use super::{File, open};
@@ -188,5 +188,5 @@ impl StoreUnderTest for Fresh {
 
 /// One test a case, in a module of its own so that their names do not clash with others.
 mod suite {
-    idem_testkit::store_conformance!(super::fresh);
+    idem_conformance::store_conformance!(super::fresh);
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use idem_conformance::inbox::{Commit, InboxUnderTest, SlotChange};
 use idem_core::{
     inbox::{Inbox, InboxStore as _, NewInboxRow},
     store::ScopeId,
 };
 use idem_sqlx::SqliteStore;
-use idem_testkit::conformance::inbox::{Commit, InboxUnderTest, SlotChange};
 
 use super::File;
 
@@ -57,4 +57,4 @@ impl InboxUnderTest for Subject {
     }
 }
 
-idem_testkit::inbox_conformance!(fresh);
+idem_conformance::inbox_conformance!(fresh);

@@ -51,15 +51,15 @@ fn word(profile: &Profile, body: &Bytes) -> Option<Meaning> {
 
 /// A provider's own word on whether to try again counts for more than its status.
 fn as_the_provider_says(profile: &Profile, headers: &HeaderMap, meaning: Meaning) -> Meaning {
-    let Some(says_again) = &profile.says_again else { return meaning };
-    let again = says(headers, &says_again.header);
+    let Some(retry_header) = &profile.retry_header else { return meaning };
+    let again = says(headers, &retry_header.header);
     match (meaning, again) {
         (Meaning::Answer | Meaning::KeyReused | Meaning::AnswerGone, _) => meaning,
         (Meaning::Failed | Meaning::KeptFailure, Some(true)) => Meaning::Failed,
         (Meaning::Refused | Meaning::NotTaken, Some(true)) => Meaning::NotYet,
         (Meaning::Failed, Some(false)) => Meaning::KeptFailure,
         (Meaning::NotYet, Some(false)) => Meaning::NotTaken,
-        (Meaning::Failed, None) if !says_again.unless_said => Meaning::KeptFailure,
+        (Meaning::Failed, None) if !retry_header.unless_said => Meaning::KeptFailure,
         // A request in progress ends, whether or not it may be sent again, and the client waits for its answer.
         (Meaning::InProgress, _)
         | (Meaning::NotYet, Some(true) | None)

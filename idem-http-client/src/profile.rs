@@ -33,7 +33,7 @@ pub(super) struct Word {
 
 /// The header in which a provider says whether a failure may be tried again.
 #[derive(Debug, Clone)]
-pub(super) struct SaysAgain {
+pub(super) struct RetryHeader {
     pub(super) header: HeaderName,
     /// Whether an answer without the header may be tried again, if its status allows it.
     pub(super) unless_said: bool,
@@ -54,9 +54,9 @@ pub struct Profile {
     margin: Duration,
     statuses: Vec<(StatusCode, Meaning)>,
     pub(super) words: Vec<Word>,
-    pub(super) says_again: Option<SaysAgain>,
+    pub(super) retry_header: Option<RetryHeader>,
     pub(super) replayed: Option<HeaderName>,
-    pub(super) asks_at: Option<String>,
+    pub(super) status_endpoint: Option<String>,
 }
 
 /// The longest default margin.
@@ -79,9 +79,9 @@ impl Profile {
             margin: (memory / MARGIN_PART).min(MARGIN_MAX),
             statuses: Vec::new(),
             words: Vec::new(),
-            says_again: None,
+            retry_header: None,
             replayed: None,
-            asks_at: None,
+            status_endpoint: None,
         }
     }
 
@@ -132,8 +132,8 @@ impl Profile {
     /// Sets the header in which the provider says, by `true` or `false`, whether a failure may be tried again, and whether a failure without
     /// the header may be, if its status allows it.
     #[must_use]
-    pub fn says_again(mut self, header: HeaderName, unless_said: bool) -> Self {
-        self.says_again = Some(SaysAgain { header, unless_said });
+    pub fn retry_header(mut self, header: HeaderName, unless_said: bool) -> Self {
+        self.retry_header = Some(RetryHeader { header, unless_said });
         self
     }
 
@@ -147,8 +147,8 @@ impl Profile {
     /// Lets the client ask the server about a key with `GET {path}/idempotency/{key}`, on the authority and with the headers of the request. `path`
     /// is empty, or begins with a slash.
     #[must_use]
-    pub fn asks_at(mut self, path: impl Into<String>) -> Self {
-        self.asks_at = Some(path.into());
+    pub fn status_endpoint(mut self, path: impl Into<String>) -> Self {
+        self.status_endpoint = Some(path.into());
         self
     }
 

@@ -19,7 +19,7 @@ pub struct Retries {
     pub max: Duration,
     /// The longest pause that a server may ask for with `Retry-After`; a longer one is cut to this. Defaults to 60 s.
     pub retry_after_max: Duration,
-    /// How long the server may wait for a request in progress when it is [asked](super::Profile::asks_at) about the key, in whole seconds.
+    /// How long the server may wait for a request in progress when it is [asked](super::Profile::status_endpoint) about the key, in whole seconds.
     /// Defaults to 10 s.
     pub ask_for: Duration,
     /// The largest answer that is read, in bytes. A larger one is known by its status and headers alone. Defaults to 1 MiB.

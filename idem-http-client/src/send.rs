@@ -80,7 +80,7 @@ where
         self
     }
 
-    /// Sets the name, such as `POST /payments`, under which the server lets its keys [be asked about](Profile::asks_at), for the requests of
+    /// Sets the name, such as `POST /payments`, under which the server lets its keys [be asked about](Profile::status_endpoint), for the requests of
     /// this client; clone it for each route. Without it the client asks by method and path of its request, which name no route where a
     /// gateway gives it another path: the server then tells nothing of the key.
     #[must_use]
@@ -148,7 +148,7 @@ where
     async fn step(&self, prepared: &Prepared, within: Duration, seen: &mut Seen) -> Step {
         seen.tries += 1;
         // A server that can be asked about keys runs idem, which looks a repeat up that says it is one.
-        let attempt = self.profile.asks_at.as_ref().map(|_| seen.tries + u32::from(seen.is_resumed));
+        let attempt = self.profile.status_endpoint.as_ref().map(|_| seen.tries + u32::from(seen.is_resumed));
         let response = match self.try_once(prepared.request(attempt), within).await {
             Tried::Answered(response) => response,
             Tried::TooLarge(response) => {
@@ -252,7 +252,7 @@ where
     }
 
     async fn ask(&self, prepared: &Prepared) -> Option<KeyState> {
-        let path = self.profile.asks_at.as_deref()?;
+        let path = self.profile.status_endpoint.as_deref()?;
         let question = ask::question(prepared, path, self.route.as_deref(), self.retries.ask_for)?;
         match self.try_once(question, self.retries.ask_for.saturating_add(ASKED_WITHIN)).await {
             Tried::Answered(response) => ask::state(&response),

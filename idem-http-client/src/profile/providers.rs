@@ -41,7 +41,7 @@ impl Profile {
     pub fn idem(memory: Duration, path: impl Into<String>) -> Self {
         Self::ietf(memory)
             .named("idem")
-            .asks_at(path)
+            .status_endpoint(path)
             // idem's own conflicts have a type or a time to wait; any other is the handler's.
             .status(StatusCode::CONFLICT, Meaning::Refused)
             // Nothing was done, or kept: the NotYet may succeed later, the others cannot.
@@ -69,7 +69,7 @@ impl Profile {
         Self::new("stripe", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24))
             .form(IdForm::V5)
             .replayed(IDEMPOTENT_REPLAYED)
-            .says_again(Name::from_static("stripe-should-retry"), true)
+            .retry_header(Name::from_static("stripe-should-retry"), true)
             .status(StatusCode::CONFLICT, Meaning::InProgress)
             .status(StatusCode::INTERNAL_SERVER_ERROR, Meaning::KeptFailure)
             .word("/error/type", "idempotency_error", Meaning::KeyReused)
@@ -86,7 +86,7 @@ impl Profile {
         Self::new("adyen", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24 * 31))
             .form(IdForm::V5)
             .key_bytes_max(64)
-            .says_again(Name::from_static("transient-error"), false)
+            .retry_header(Name::from_static("transient-error"), false)
             .status(StatusCode::CONFLICT, Meaning::InProgress)
             .word("/errorCode", "704", Meaning::InProgress)
     }

@@ -13,6 +13,7 @@ mod receiver;
 mod rows;
 mod source;
 mod state;
+mod view;
 
 pub use self::{
     receiver::{Receiver, ReceiverError, ReceiverSettings},
@@ -22,4 +23,5 @@ pub use self::{
     },
     source::{InboxSettings, InboxSource},
     state::InboxHandle,
+    view::ReceiverView,
 };

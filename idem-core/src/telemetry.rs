@@ -178,6 +178,12 @@ metrics! {
     OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm events that it was given at once";
+    INBOX_RECEIVED = "idem.inbox_received", Kind::Counter, Count, "messages that a receiver has written to the inbox";
+    INBOX_ROWS = "idem.inbox_rows", Kind::Gauge, Count,
+        "messages that wait in the inbox; not counted beyond the number at which receiving stops";
+    INBOX_OLDEST = "idem.inbox_oldest", Kind::Gauge, Seconds, "for how long the oldest message waits in the inbox";
+    INBOX_FREE_SLOTS = "idem.inbox_free_slots", Kind::Gauge, Count,
+        "slots of the inbox that no worker holds, so that their messages wait";
     LOG_LINES_LOST = "idem.log_lines_lost", Kind::Counter, Count,
         "lines of the log that were lost, because standard error did not take them";
     HTTP_CONNECTIONS_CLOSED = "idem.http_connections_closed", Kind::Counter, Count,

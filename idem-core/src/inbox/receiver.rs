@@ -1,6 +1,13 @@
 //! [`Receiver`]: writes the messages of a queue or topic to an inbox, and acknowledges them.
 
-use std::{collections::BTreeSet, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    future::Future,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -8,15 +15,18 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bugs::{self, Bug},
     caught::caught,
-    error::{ErrorClass, SourceError, StoreError, with_causes},
+    error::{BoxError, ErrorClass, SourceError, StoreError, chain, with_causes},
     failpoint,
-    inbox::rows::{INBOX_SLOTS, Inbox, NewInboxRow, OpenInbox},
+    inbox::{
+        rows::{INBOX_SLOTS, Inbox, NewInboxRow, OpenInbox},
+        view::{Of, Progress, ReceiverView},
+    },
     key::{KeySource, default_key_source},
     names::ConsumerName,
     outcome::{Durable, Settle},
     retry::RetryPolicy,
     setters::setters,
-    source::{Assignment, Delivery, Received, Revocation, Source},
+    source::{Assignment, Attached, Delivery, Received, Revocation, Source},
 };
 
 /// The most messages that one statement writes.
@@ -39,13 +49,21 @@ pub struct ReceiverSettings {
     pub rows_max: u64,
     /// How often the rows are counted. Defaults to 5 s.
     pub count_every: Duration,
+    /// How long the start waits for a database or broker that cannot be reached. Defaults to 2 minutes.
+    pub startup_timeout: Duration,
     /// Finds the key by which a message without an ordering key gets its slot. Defaults to [`default_key_source`].
     pub keys: Arc<dyn KeySource>,
 }
 
 impl Default for ReceiverSettings {
     fn default() -> Self {
-        Self { slots: INBOX_SLOTS, rows_max: 100_000, count_every: Duration::from_secs(5), keys: default_key_source() }
+        Self {
+            slots: INBOX_SLOTS,
+            rows_max: 100_000,
+            count_every: Duration::from_secs(5),
+            startup_timeout: Duration::from_secs(120),
+            keys: default_key_source(),
+        }
     }
 }
 
@@ -57,6 +75,8 @@ impl ReceiverSettings {
         rows_max: u64,
         /// Sets how often the rows are counted.
         count_every: Duration,
+        /// Sets how long the start waits.
+        startup_timeout: Duration,
         /// Sets what finds the key.
         keys: Arc<dyn KeySource>,
     }
@@ -72,6 +92,17 @@ pub enum ReceiverError {
     /// The store refused; the text says what to do.
     #[error("the store refused")]
     Store(#[source] StoreError),
+    /// The database or the broker could not be reached for the start-up time-out.
+    #[error("{what} could not be reached for {tried_for:?}")]
+    Unreachable {
+        /// Which of the two.
+        what: &'static str,
+        /// The start-up time-out.
+        tried_for: Duration,
+        /// The last error.
+        #[source]
+        source: BoxError,
+    },
 }
 
 /// Writes the messages of a queue or topic to a consumer's inbox. It acknowledges a message once its row is committed.
@@ -79,10 +110,11 @@ pub enum ReceiverError {
 /// Each poll is one statement and one commit. The receiver decides nothing about a message: duplicates and messages without a key are
 /// written too, and the worker behind the inbox decides as it would directly at the broker.
 pub struct Receiver<B: Source> {
-    source: B,
+    source: Arc<B>,
     inbox: Arc<dyn Inbox>,
     consumer: ConsumerName,
     settings: ReceiverSettings,
+    progress: Arc<Progress>,
 }
 
 impl<B: Source> fmt::Debug for Receiver<B> {
@@ -98,7 +130,14 @@ impl<B: Source> Receiver<B> {
     /// A receiver from this source to the inbox of this consumer. It does not connect yet.
     #[must_use]
     pub fn new(source: B, inbox: Arc<dyn Inbox>, consumer: ConsumerName) -> Self {
-        Self { source, inbox, consumer, settings: ReceiverSettings::default() }
+        Self::new_shared(Arc::new(source), inbox, consumer)
+    }
+
+    /// The same from a source that the caller shares.
+    #[must_use]
+    pub fn new_shared(source: Arc<B>, inbox: Arc<dyn Inbox>, consumer: ConsumerName) -> Self {
+        let progress = Arc::new(Progress::of(&consumer));
+        Self { source, inbox, consumer, settings: ReceiverSettings::default(), progress }
     }
 
     /// Sets the settings.
@@ -106,6 +145,35 @@ impl<B: Source> Receiver<B> {
     pub fn settings(mut self, settings: ReceiverSettings) -> Self {
         self.settings = settings;
         self
+    }
+
+    /// A view that outlives the call of [`run`](Self::run).
+    #[must_use]
+    pub fn view(&self) -> ReceiverView {
+        ReceiverView { progress: Arc::clone(&self.progress), broker: Arc::new(Of(Arc::clone(&self.source))) }
+    }
+
+    /// Tries whether [`run`](Self::run) could start, and ends: attaches to the broker. Nothing is received, and nothing is written.
+    ///
+    /// # Errors
+    /// The errors of a start.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub async fn check(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ReceiverError> {
+        let tried = async {
+            let mut waits = Waits::new();
+            while let Err(error) = self.attach().await {
+                self.wait_after(error, &mut waits).await?;
+            }
+            Ok(())
+        };
+        let tried = tokio::select! {
+            tried = tried => tried,
+            () = shutdown => Ok(()),
+        };
+        self.source.close(CLOSED_WITHIN).await;
+        tried
     }
 
     /// Receives until `shutdown`, and returns how many messages were written. Messages in flight are written and acknowledged before it
@@ -147,7 +215,9 @@ impl<B: Source> Receiver<B> {
             match received {
                 Ok(Received::Deliveries(deliveries)) => {
                     failures = 0;
+                    self.progress.in_hand.store(deliveries.len(), Ordering::Release);
                     written += self.keep(&open, deliveries, stop).await?;
+                    self.progress.in_hand.store(0, Ordering::Release);
                 }
                 // All that was received is acknowledged, so there is nothing to wait for.
                 Ok(Received::Revoked(revocation)) => drop(revocation),
@@ -165,31 +235,58 @@ impl<B: Source> Receiver<B> {
 
     /// Attaches, and makes the inbox; `None` at a stop.
     async fn open(&self, stop: &CancellationToken) -> Result<Option<OpenInbox>, ReceiverError> {
-        let mut failures = 0;
-        while !stop.is_cancelled() {
-            let attached = tokio::select! {
-                attached = self.source.attach() => attached,
-                () = stop.cancelled() => return Ok(None),
-            };
-            let failed = match attached {
-                Ok(attached) => {
-                    for warning in &attached.warnings {
-                        tracing::warn!(idem.consumer = %self.consumer, "{warning}");
-                    }
-                    match self.inbox.open(&self.consumer, Some(&attached.bound_to), self.settings.slots).await {
-                        Ok(open) => return Ok(Some(open)),
-                        Err(error) if error.class() == ErrorClass::Fatal => return Err(ReceiverError::Store(error)),
-                        Err(error) => error.to_string(),
-                    }
+        let opened = async {
+            let mut waits = Waits::new();
+            loop {
+                match self.try_open().await {
+                    Ok(open) => return Ok(open),
+                    Err(error) => self.wait_after(error, &mut waits).await?,
                 }
-                Err(error) if error.class() == ErrorClass::Fatal => return Err(ReceiverError::Source(error)),
-                Err(error) => with_causes(&error),
-            };
-            failures += 1;
-            tracing::warn!(idem.consumer = %self.consumer, error = failed, "the receiver cannot start yet, and tries again");
-            pause(failures, stop).await;
+            }
+        };
+        tokio::select! {
+            opened = opened => opened.map(Some),
+            () = stop.cancelled() => Ok(None),
         }
-        Ok(None)
+    }
+
+    async fn attach(&self) -> Result<Attached, ReceiverError> {
+        self.source.attach().await.map_err(ReceiverError::Source)
+    }
+
+    async fn try_open(&self) -> Result<OpenInbox, ReceiverError> {
+        let attached = self.attach().await?;
+        let open = self.inbox.open(&self.consumer, Some(&attached.bound_to), self.settings.slots).await;
+        let open = open.map_err(ReceiverError::Store)?;
+        for warning in &attached.warnings {
+            tracing::warn!(idem.consumer = %self.consumer, "{warning}");
+        }
+        if open.slots != self.settings.slots {
+            let (slots, asked) = (open.slots, self.settings.slots);
+            tracing::warn!(idem.consumer = %self.consumer, slots, asked, "the inbox keeps the number of slots of its first start");
+        }
+        // There is one start, so this is the first call.
+        let _ = self.progress.attached.set(attached);
+        Ok(open)
+    }
+
+    /// Waits before the next try. An error that no further try would cure, or not in time, is returned.
+    async fn wait_after(&self, error: ReceiverError, waits: &mut Waits) -> Result<(), ReceiverError> {
+        let (what, source): (_, BoxError) = match error {
+            ReceiverError::Source(error) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
+            ReceiverError::Store(error) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
+            error => return Err(error),
+        };
+        let (tried_for, elapsed) = (self.settings.startup_timeout, waits.begun.elapsed());
+        if elapsed >= tried_for {
+            return Err(ReceiverError::Unreachable { what, tried_for, source });
+        }
+        waits.tries += 1;
+        let text: Vec<String> = chain(&*source).map(ToString::to_string).collect();
+        tracing::warn!(idem.consumer = %self.consumer, error = text.join(": "), "{what} cannot be reached yet");
+        let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
+        sleep(retry.backoff_now(waits.tries).min(tried_for.saturating_sub(elapsed))).await;
+        Ok(())
     }
 
     /// Writes messages and acknowledges them. Returns how many were written.
@@ -221,7 +318,10 @@ impl<B: Source> Receiver<B> {
                     .await;
                 return Ok(written);
             };
-            written += chunk.rows.len() as u64;
+            let rows = chunk.rows.len() as u64;
+            written += rows;
+            self.progress.written.fetch_add(rows, Ordering::Relaxed);
+            self.progress.counted.metrics.received.increment(rows);
             // An injected error stands for settlements that were lost.
             if failpoint!(INBOX_WRITTEN).is_ok() {
                 self.acknowledge(chunk.handles).await;
@@ -271,10 +371,14 @@ impl<B: Source> Receiver<B> {
                 }
             };
             let error = match written {
-                Ok(()) => return Ok(Some(revoked)),
+                Ok(()) => {
+                    self.progress.cannot_write.store(false, Ordering::Relaxed);
+                    return Ok(Some(revoked));
+                }
                 Err(error) if error.class() == ErrorClass::Fatal => return Err(ReceiverError::Store(error)),
                 Err(error) => error,
             };
+            self.progress.cannot_write.store(true, Ordering::Relaxed);
             chunk.revoke(&revoked);
             drop(revoked);
             if chunk.rows.is_empty() {
@@ -302,6 +406,18 @@ impl<B: Source> Receiver<B> {
                 }
             }
         }
+    }
+}
+
+/// How long a start has been waiting.
+struct Waits {
+    begun: Instant,
+    tries: u32,
+}
+
+impl Waits {
+    fn new() -> Self {
+        Self { begun: Instant::now(), tries: 0 }
     }
 }
 
@@ -349,6 +465,7 @@ impl Room {
         self.count_at = now + receiver.settings.count_every;
         // Writing shows whether the database can be used.
         let Ok(backlog) = receiver.inbox.backlog(open.id, &[], self.rows_max).await else { return self.is_open };
+        receiver.progress.counted.set(backlog);
         let is_open = backlog.rows < if self.is_open { self.rows_max } else { self.rows_max - self.rows_max / 10 };
         if is_open != self.is_open {
             let (rows, rows_max) = (backlog.rows, self.rows_max);

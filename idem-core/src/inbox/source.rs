@@ -1,14 +1,14 @@
 //! [`InboxSource`]: hands the messages of an inbox to a worker.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::{
     sync::{Notify, oneshot::error::TryRecvError},
     task::JoinHandle,
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -16,8 +16,9 @@ use crate::{
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
     inbox::{
-        rows::{HeldSlot, Inbox, InboxRow, OpenInbox, Reading, Settling},
+        rows::{HeldSlot, Inbox, InboxBacklog, InboxRow, OpenInbox, Reading, Settling},
         state::{InboxHandle, Leaving, Look, ROWS_MAX, State},
+        view::{Counted, ReceiverView},
     },
     names::{ConsumerName, ScopeId},
     outcome::Settle,
@@ -37,6 +38,14 @@ const POLL_MAX: Duration = Duration::from_millis(200);
 /// How soon the keeper sees that the messages of a slot are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 
+/// How often the rows are counted, and up to how many.
+const COUNT_EVERY: Duration = Duration::from_secs(5);
+
+const COUNTED_MAX: u64 = 100_000;
+
+/// How long one try to attach waits for a receiver in this process that is still starting.
+const RECEIVER_STARTS: Duration = Duration::from_secs(1);
+
 /// How a source holds its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -45,11 +54,14 @@ pub struct InboxSettings {
     pub lease: Duration,
     /// How often leases are renewed, and how often a slot goes from one worker to another. Defaults to 1 s.
     pub hold_every: Duration,
+    /// Whether the start waits for an inbox that no receiver has made yet, as it waits for a broker that cannot be reached. Otherwise it
+    /// is refused. Defaults to no.
+    pub awaits_receiver: bool,
 }
 
 impl Default for InboxSettings {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(10), hold_every: Duration::from_secs(1) }
+        Self { lease: Duration::from_secs(10), hold_every: Duration::from_secs(1), awaits_receiver: false }
     }
 }
 
@@ -59,6 +71,8 @@ impl InboxSettings {
         lease: Duration,
         /// Sets how often leases are renewed.
         hold_every: Duration,
+        /// Sets whether the start waits for an inbox that is not there yet.
+        awaits_receiver: bool,
     }
 }
 
@@ -79,6 +93,9 @@ struct Shared {
     changed: Notify,
     /// Ends the keeper.
     closing: CancellationToken,
+    /// The receiver in this process.
+    receiver: OnceLock<ReceiverView>,
+    counted: Counted,
 }
 
 impl std::fmt::Debug for Shared {
@@ -146,7 +163,23 @@ impl InboxSource {
             failed: None,
         });
         let (changed, closing) = (Notify::new(), CancellationToken::new());
-        Self(Arc::new(Shared { inbox, consumer, holder, settings, inner, changed, closing }))
+        let (receiver, counted) = (OnceLock::new(), Counted::of(&consumer));
+        Self(Arc::new(Shared { inbox, consumer, holder, settings, inner, changed, closing, receiver, counted }))
+    }
+
+    /// Names the receiver that fills the inbox in this process. The start then waits for the receiver's, the source is idle once both
+    /// are, and the receiver's broker counts as this source's.
+    #[must_use]
+    pub fn filled_by(self, receiver: ReceiverView) -> Self {
+        // The first one stays.
+        let _ = self.0.receiver.set(receiver);
+        self
+    }
+
+    /// What waits in the inbox, as it was last counted.
+    #[must_use]
+    pub fn backlog(&self) -> Option<InboxBacklog> {
+        self.0.receiver.get().map_or_else(|| self.0.counted.last(), ReceiverView::backlog)
     }
 
     /// The name under which this source holds slots.
@@ -246,6 +279,64 @@ impl Shared {
         }
     }
 
+    /// Counts the rows, unless a receiver in this process does.
+    async fn count(self: Arc<Self>, id: ScopeId) {
+        let mut count_at = Instant::now();
+        while self.receiver.get().is_none() {
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                () = sleep_until(count_at) => {}
+            }
+            count_at = Instant::now() + COUNT_EVERY;
+            let counted = tokio::select! {
+                () = self.closing.cancelled() => return,
+                counted = self.inbox.backlog(id, &[], COUNTED_MAX) => counted,
+            };
+            match counted {
+                Ok(backlog) => self.counted.set(backlog),
+                Err(error) => tracing::debug!(idem.consumer = %self.consumer, %error, "the inbox cannot be counted"),
+            }
+        }
+    }
+
+    /// The inbox, with the facts of its broker where the receiver is in this process.
+    async fn found(&self) -> Result<(OpenInbox, Attached), SourceError> {
+        let broker = match self.receiver.get() {
+            Some(receiver) => Some(self.receiver_attached(receiver).await?),
+            None => None,
+        };
+        let found = self.inbox.find(&self.consumer).await.map_err(|error| at_start(ATTACHING, error))?;
+        let Some(open) = found else {
+            let problem = format!("consumer {} has no inbox", self.consumer);
+            return Err(match broker.is_some() || self.settings.awaits_receiver {
+                true => SourceError::unavailable(ATTACHING, format!("{problem} yet; its receiver makes it")),
+                false => SourceError::refused(problem, "Start its receiver, which makes the inbox"),
+            });
+        };
+        let bound_to =
+            if open.bound_to.is_empty() { format!("the inbox of {}", self.consumer) } else { open.bound_to.clone() };
+        let mut attached = Attached::new(bound_to);
+        if let Some(broker) = broker {
+            attached.redelivery_horizon = broker.redelivery_horizon;
+            attached.message_bytes_max = broker.message_bytes_max;
+        }
+        Ok((open, attached))
+    }
+
+    async fn receiver_attached<'r>(&self, receiver: &'r ReceiverView) -> Result<&'r Attached, SourceError> {
+        let until = Instant::now() + RECEIVER_STARTS;
+        loop {
+            if let Some(attached) = receiver.attached() {
+                return Ok(attached);
+            }
+            if Instant::now() >= until {
+                let problem = format!("the receiver of {} has not started yet", self.consumer);
+                return Err(SourceError::unavailable(ATTACHING, problem));
+            }
+            sleep(POLL_MIN).await;
+        }
+    }
+
     /// Reads the next rows.
     async fn look(self: Arc<Self>, id: ScopeId, look: Look) {
         let reading = Reading::new(&look.slots).except(&look.except).each_max(look.each_max).rows_max(ROWS_MAX);
@@ -281,6 +372,8 @@ impl Shared {
 }
 
 const READING: &str = "reading the inbox";
+
+const ATTACHING: &str = "attaching to the inbox";
 
 /// A refusal of the store as that of a broker.
 fn refused(error: StoreError) -> SourceError {
@@ -401,20 +494,11 @@ impl Source for InboxSource {
         if let Some((_, attached)) = &shared.inner().attached {
             return Ok(attached.clone());
         }
-        let doing = "attaching to the inbox";
-        let found = shared.inbox.find(&shared.consumer).await.map_err(|error| at_start(doing, error))?;
-        let Some(open) = found else {
-            return Err(SourceError::refused(
-                format!("consumer {} has no inbox", shared.consumer),
-                "Start its receiver, which makes the inbox",
-            ));
-        };
-        let leaving = shared.hold(open.id).await.map_err(|error| at_start(doing, error))?;
-        let bound_to =
-            if open.bound_to.is_empty() { format!("the inbox of {}", shared.consumer) } else { open.bound_to.clone() };
-        let attached = Attached::new(bound_to);
+        let (open, attached) = shared.found().await?;
+        let leaving = shared.hold(open.id).await.map_err(|error| at_start(ATTACHING, error))?;
         let mut inner = shared.inner();
         inner.keeper = Some(spawn::spawn(Arc::clone(shared).keep(open.id, leaving)));
+        drop(spawn::spawn(Arc::clone(shared).count(open.id)));
         inner.attached = Some((open, attached.clone()));
         Ok(attached)
     }
@@ -452,6 +536,12 @@ impl Source for InboxSource {
     }
 
     async fn is_idle(&self) -> bool {
+        // In the direction of the messages, so that none passes unseen.
+        if let Some(receiver) = self.0.receiver.get()
+            && !receiver.is_idle().await
+        {
+            return false;
+        }
         let asked = {
             let inner = self.0.inner();
             inner.attached.as_ref().map(|(open, _)| open.id).zip(inner.state.only_in_flight())
@@ -460,8 +550,13 @@ impl Source for InboxSource {
         self.0.inbox.backlog(id, &in_flight, 1).await.is_ok_and(|backlog| backlog.rows == 0)
     }
 
+    fn takes_part(&self) -> bool {
+        self.0.receiver.get().is_none_or(ReceiverView::has_joined)
+    }
+
     fn unreachable_for(&self) -> Option<Duration> {
-        self.0.inner().unreachable_since.map(|since| since.elapsed())
+        let own = self.0.inner().unreachable_since.map(|since| since.elapsed());
+        own.or_else(|| self.0.receiver.get()?.unreachable_for())
     }
 
     fn stop(&self) {

@@ -10,10 +10,10 @@ use crate::{
         BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES,
         CLEANUP_LAG, COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS,
         DEAD_LETTER_ROWS, DESTINATION, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT,
-        IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED,
-        OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH, OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY,
-        REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS, RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED,
-        WAITING, WAITING_LONGEST,
+        IN_FLIGHT_BYTES, INBOX_FREE_SLOTS, INBOX_OLDEST, INBOX_RECEIVED, INBOX_ROWS, LANES_DOWN, Metric,
+        OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
+        OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES,
+        RECORDS, RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
     },
 };
 
@@ -184,6 +184,27 @@ impl RelayMetrics {
             due: gauge(OUTBOX_DUE),
             published: metrics::counter!(OUTBOX_PUBLISHED.name, DESTINATION => destination.to_owned()),
             publish: metrics::histogram!(OUTBOX_PUBLISH.name, DESTINATION => destination.to_owned()),
+        }
+    }
+}
+
+/// The metrics of an inbox.
+#[derive(Debug)]
+pub(crate) struct InboxMetrics {
+    pub(crate) received: Counter,
+    pub(crate) rows: Gauge,
+    pub(crate) oldest: Gauge,
+    pub(crate) free_slots: Gauge,
+}
+
+impl InboxMetrics {
+    pub(crate) fn of(consumer: &ConsumerName) -> Self {
+        crate::telemetry::describe();
+        Self {
+            received: counter(INBOX_RECEIVED, consumer),
+            rows: gauge(INBOX_ROWS, consumer),
+            oldest: gauge(INBOX_OLDEST, consumer),
+            free_slots: gauge(INBOX_FREE_SLOTS, consumer),
         }
     }
 }

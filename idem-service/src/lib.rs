@@ -16,6 +16,7 @@ mod exit;
 mod flags;
 #[cfg(feature = "http")]
 mod http;
+mod inbox;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod key_secret;
@@ -50,6 +51,8 @@ mod worker_flags;
 mod guide {
     #[doc = include_str!("../../docs/guide/events-out.md")]
     struct EventsOut;
+    #[doc = include_str!("../../docs/guide/inbox.md")]
+    struct Inbox;
     #[doc = include_str!("../../docs/guide/keys-and-retention.md")]
     struct KeysAndRetention;
     #[doc = include_str!("../../docs/guide/situations.md")]

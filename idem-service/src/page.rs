@@ -8,6 +8,7 @@ use std::fmt::{Display, Write as _};
 
 use idem_core::{
     cleanup::CleanupState,
+    inbox::InboxBacklog,
     relay::{RelayStanding, Relayed},
     worker::{Incident, IncidentKind, Load, Summary, Wait, WaitCause},
 };
@@ -59,6 +60,11 @@ pub(crate) fn html(status: &Status) -> String {
         outcomes(&mut page, &status.summary(), &recent);
         in_hand(&mut page, &load, &status.waits());
         partitions(&mut page, status.lag());
+    } else if status.receiver().is_some() {
+        partitions(&mut page, status.lag());
+    }
+    if let Some(backlog) = status.inbox() {
+        inbox(&mut page, &backlog);
     }
     if let Some(served) = status.served() {
         requests(&mut page, &served);
@@ -87,6 +93,7 @@ fn state(page: &mut Page, status: &Status) {
         None if status.stop.is_cancelled() => page.classed("p", "state wait", "stopping"),
         None if !readiness.ready => page.classed("p", "state wait", "starting"),
         None if status.served().is_some() => page.classed("p", "state good", "serving"),
+        None if status.receiver().is_some() => page.classed("p", "state good", "receiving"),
         None if status.load().is_none() => page.classed("p", "state good", "relaying"),
         None => page.classed("p", "state good", "consuming"),
     }
@@ -183,6 +190,18 @@ fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
         if left_out > 0 {
             page.classed("p", "more", format_args!("and {left_out} more, which are no further behind"));
         }
+    });
+}
+
+/// The messages that wait in the inbox.
+fn inbox(page: &mut Page, backlog: &InboxBacklog) {
+    let oldest = backlog.oldest.map_or_else(|| "none".to_owned(), span);
+    page.section("Inbox", |page| {
+        page.rows(&[
+            ("messages that wait", &grouped(backlog.rows)),
+            ("the oldest waits for", &oldest),
+            ("slots that no worker holds", &grouped(backlog.free_slots)),
+        ]);
     });
 }
 

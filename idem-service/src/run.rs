@@ -3,13 +3,13 @@
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use idem_core::{
-    ConfigError, DedupConsumer, Store, Worker,
+    CancellationToken, ConfigError, ConsumerName, DedupConsumer, Source, Store, Worker,
     config::WorkerSettings,
     consumer::DedupConsumerBuilder,
+    dead_letter::Publisher,
+    inbox::{Inbox, Receiver},
     key::KeySource,
     relay::{RelayBuilder, Route},
-    store,
-    worker::WorkerError,
 };
 
 use crate::{
@@ -18,12 +18,13 @@ use crate::{
     command_line::{self, CommandLine},
     database::open::{Database, check_url, reach},
     exit::{self, Exit, Failure},
+    inbox::{self, Part},
     keys,
     life::{self, texts},
     metrics, private,
     program::{Build, Program},
     relay,
-    service::{ConsumerHook, Parts},
+    service::{ConsumerHook, Parts, WorkerHook},
     settings::{self, Settings},
     status::{Identity, Status, process},
 };
@@ -102,7 +103,9 @@ async fn consume<D: Database, B: Broker>(
     built: Built<B::Source, B::Publisher>,
     status: Arc<Status>,
 ) -> Result<(), Failure> {
+    settings.inbox.check().map_err(Failure::refused)?;
     let keys = keys::of(&parts.keys).map_err(Failure::refused)?;
+    let receiver_keys = Arc::clone(&keys);
     let open = || D::open(settings.for_database());
     let limit = settings.flags.startup_timeout;
     let opened = reach::<D::Store, _, _>(limit, &status.stop, open).await?;
@@ -123,28 +126,55 @@ async fn consume<D: Database, B: Broker>(
     let consumer = set(with_settings(consumer, keys, &settings), std::mem::take(&mut parts.consumer));
     let routes = relay::routes(std::mem::take(&mut parts.beside), built.events.as_ref(), &settings.flags)
         .map_err(|error| Failure::refused(texts(&error)))?;
-    let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
-        .map_err(|error| Failure::refused(settings::refused_of(&flags, &error)))?;
+    let inbox = settings.inbox.part().map(|part| Ok((part, inbox::of(D::inbox(&store))?))).transpose()?;
+    let worker = Wired { consumer, routes, publisher: built.publisher, hooks: parts.worker, settings: &settings };
+    let running = match inbox {
+        None => worker.direct::<B>(built.source, &status).map(Running::Direct),
+        Some(inbox) => worker.behind::<B>(built.source, inbox, receiver_keys, &status).map(Running::Inbox),
+    };
+    let running = running.map_err(|error| Failure::refused(settings::refused_of(&flags, &error)))?;
     let prepare = || D::prepare(&store, settings.for_database(), tables);
     if reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     if settings.check {
-        let checked = worker.check(status.stop.clone().cancelled_owned()).await;
-        checked.map_err(ended_with::<D::Store>)?;
+        running.check(status.stop.clone()).await?;
         tracing::info!("checked: the worker could start; nothing was received or written");
         return Ok(());
     }
     hooks.start::<D::Store>().await?;
-    let ended = worker.run(status.stop.clone().cancelled_owned()).await;
+    let ended = running.run(status.stop.clone()).await;
     hooks.stop().await;
-    ended.map(|_| ()).map_err(ended_with::<D::Store>)
+    ended
 }
 
-fn ended_with<S: Store>(error: WorkerError) -> Failure {
-    // The text of a broker's outage promises to wait.
-    let text = store::describe::<S>(&error).replace("; idem waits and tries again", "");
-    Failure::new(exit::of_worker(&error), text)
+/// A process between its start and its end.
+enum Running<S: Store, B: Source> {
+    /// Its messages come from the broker.
+    Direct(Worker<S, B>),
+    /// They come through an inbox.
+    Inbox(inbox::Running<S, B>),
+}
+
+impl<S: Store, B: Source> Running<S, B> {
+    async fn check(self, stop: CancellationToken) -> Result<(), Failure> {
+        match self {
+            Self::Direct(worker) => {
+                worker.check(stop.cancelled_owned()).await.map_err(|error| inbox::ended_with::<S>(&error))
+            }
+            Self::Inbox(running) => running.check(stop).await,
+        }
+    }
+
+    async fn run(self, stop: CancellationToken) -> Result<(), Failure> {
+        match self {
+            Self::Direct(worker) => {
+                let ended = worker.run(stop.cancelled_owned()).await;
+                ended.map(|_| ()).map_err(|error| inbox::ended_with::<S>(&error))
+            }
+            Self::Inbox(running) => running.run(stop).await,
+        }
+    }
 }
 
 /// Makes the application's settings of a consumer.
@@ -169,40 +199,80 @@ fn with_settings<S: Store>(
     }
 }
 
-/// Hands the settings to core, which checks them.
-fn worker<S: Store, B: Broker>(
+/// A worker short of its source.
+struct Wired<'s, S: Store, P> {
     consumer: DedupConsumerBuilder<S>,
-    built: Built<B::Source, B::Publisher>,
     routes: Vec<Route>,
-    settings: &Settings,
-    parts: Parts<B, S>,
-    status: &Arc<Status>,
-) -> Result<Worker<S, B::Source>, ConfigError> {
-    let source = Arc::new(built.source);
-    let mut worker = Worker::builder(consumer.build()?, Arc::clone(&source))
-        .batch(settings.batch)
-        // One message of the largest size fits, whatever was asked for.
-        .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
-        .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
-        .dead_letters_bytes_max(settings.dead_letters_bytes_max.0)
-        .settings(|worker| worker.retry.attempts = settings.attempts)
-        .cache_for(COMMITTED_FOR)
-        .cleanup(settings.cleanup.settings())
-        .drain(settings.flags.drain)
-        .startup_timeout(settings.flags.startup_timeout);
-    if let Some(idle_for) = settings.until_idle {
-        worker = worker.until_idle(idle_for);
+    publisher: Option<P>,
+    hooks: Vec<WorkerHook>,
+    settings: &'s Settings,
+}
+
+impl<S: Store, P: Publisher> Wired<'_, S, P> {
+    /// At the broker.
+    fn direct<B: Broker>(self, source: B::Source, status: &Status) -> Result<Worker<S, B::Source>, ConfigError> {
+        let source = Arc::new(source);
+        let worker = self.on(Arc::clone(&source))?;
+        status.built(worker.view(), move || B::partitions(&source));
+        Ok(worker)
     }
-    if let Some(publisher) = built.publisher {
-        worker = worker.publisher(publisher);
+
+    /// Behind an inbox, with its receiver where that is this process's part too.
+    fn behind<B: Broker>(
+        self,
+        source: B::Source,
+        (part, of): (Part, Arc<dyn Inbox>),
+        keys: Arc<dyn KeySource>,
+        status: &Status,
+    ) -> Result<inbox::Running<S, B::Source>, ConfigError> {
+        let (source, settings) = (Arc::new(source), self.settings);
+        let rule = "it must have 1 to 100 bytes without control characters";
+        let name = &settings.consumer;
+        let consumer = ConsumerName::new(name).map_err(|_| ConfigError::new("name", format!("{name:?}"), rule))?;
+        let receiver = part.receives().then(|| {
+            let (source, of) = (Arc::clone(&source), Arc::clone(&of));
+            inbox::receiver(source, of, consumer.clone(), keys, &settings.inbox, settings.flags.startup_timeout)
+        });
+        let view = receiver.as_ref().map(Receiver::view);
+        let mut worker = None;
+        if part.processes() {
+            let inbox = Arc::new(inbox::source(of, consumer, view.clone()));
+            let built = self.on(Arc::clone(&inbox))?;
+            status.behind(move || inbox.backlog());
+            status.built(built.view(), move || if part.receives() { B::partitions(&source) } else { None });
+            worker = Some(built);
+        } else if let Some(view) = view {
+            status.receives(view, move || B::partitions(&source));
+        }
+        Ok(inbox::Running { receiver, worker, drain: settings.flags.drain, until_idle: settings.until_idle })
     }
-    if !routes.is_empty() {
-        worker = worker.relay(|relay| routes.into_iter().fold(relay.named(process()), RelayBuilder::route));
+
+    /// Hands the settings to core, which checks them.
+    fn on<M: Source>(self, source: Arc<M>) -> Result<Worker<S, M>, ConfigError> {
+        let Self { consumer, routes, publisher, hooks, settings } = self;
+        let mut worker = Worker::builder(consumer.build()?, source)
+            .batch(settings.batch)
+            // One message of the largest size fits, whatever was asked for.
+            .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
+            .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
+            .dead_letters_bytes_max(settings.dead_letters_bytes_max.0)
+            .settings(|worker| worker.retry.attempts = settings.attempts)
+            .cache_for(COMMITTED_FOR)
+            .cleanup(settings.cleanup.settings())
+            .drain(settings.flags.drain)
+            .startup_timeout(settings.flags.startup_timeout);
+        if let Some(idle_for) = settings.until_idle {
+            worker = worker.until_idle(idle_for);
+        }
+        if let Some(publisher) = publisher {
+            worker = worker.publisher(publisher);
+        }
+        if !routes.is_empty() {
+            worker = worker.relay(|relay| routes.into_iter().fold(relay.named(process()), RelayBuilder::route));
+        }
+        for set in hooks {
+            worker = worker.settings(set);
+        }
+        worker.build()
     }
-    for set in parts.worker {
-        worker = worker.settings(set);
-    }
-    let worker = worker.build()?;
-    status.built(worker.view(), move || B::partitions(&source));
-    Ok(worker)
 }

@@ -48,7 +48,7 @@ pub struct Service<B, D: Database> {
 }
 
 /// Changes the settings of the worker.
-type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
+pub(crate) type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 
 /// Changes the settings of the broker.
 type BrokerHook<B> = Box<dyn FnOnce(B) -> B + Send>;

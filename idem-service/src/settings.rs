@@ -8,7 +8,7 @@ use idem_core::{
 };
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
-use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, sizes, spans};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, flags::Flags, inbox::InboxFlags, sizes, spans};
 
 /// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -59,6 +59,9 @@ pub(crate) struct Settings {
     /// How many messages one unit holds at most
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = sizes::count(1_usize..=10_000))]
     pub(crate) batch: usize,
+
+    #[command(flatten)]
+    pub(crate) inbox: InboxFlags,
 
     #[command(flatten)]
     pub(crate) cleanup: CleanupFlags,

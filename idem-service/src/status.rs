@@ -12,9 +12,10 @@ use idem_core::{
     CancellationToken,
     cleanup::CleanupState,
     consumer::Pause,
+    inbox::{InboxBacklog, ReceiverView},
     relay::{RelayView, Relayed},
     store::RunId,
-    telemetry::{CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
+    telemetry::{BROKER_CONNECTED, CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
     worker::{Incident, IncidentKind, Load, Summary, Wait, WorkerView},
 };
 use idem_sql::SchemaName;
@@ -35,6 +36,9 @@ type Look = Box<dyn Fn() -> Served + Send + Sync>;
 
 /// The source's share now, such as partitions.
 type Partitions = Box<dyn Fn() -> Option<Vec<Lag>> + Send + Sync>;
+
+/// The messages that wait in the inbox.
+type Backlog = Box<dyn Fn() -> Option<InboxBacklog> + Send + Sync>;
 
 /// The identity of the process, beside its consumer.
 #[derive(Debug)]
@@ -73,6 +77,10 @@ pub(crate) struct Status {
     identity: OnceLock<Identity>,
     rates: Rates,
     worker: OnceLock<(WorkerView, Partitions)>,
+    /// A receiver without a worker.
+    receiver: OnceLock<(ReceiverView, Partitions)>,
+    /// The inbox of a worker behind one.
+    inbox: OnceLock<Backlog>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
     /// The requests served, in a service over HTTP.
@@ -117,6 +125,8 @@ impl Status {
             identity: OnceLock::new(),
             rates: Rates::new(),
             worker: OnceLock::new(),
+            receiver: OnceLock::new(),
+            inbox: OnceLock::new(),
             relay: OnceLock::new(),
             serves: OnceLock::new(),
             dead: OnceLock::new(),
@@ -138,6 +148,32 @@ impl Status {
     pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<Lag>> + Send + Sync + 'static) {
         // There is one worker, so this is the first call.
         let _ = self.worker.set((view, Box::new(partitions)));
+    }
+
+    /// The worker is behind an inbox.
+    pub(crate) fn behind(&self, backlog: impl Fn() -> Option<InboxBacklog> + Send + Sync + 'static) {
+        // As above.
+        let _ = self.inbox.set(Box::new(backlog));
+    }
+
+    /// There is a receiver, and no worker.
+    pub(crate) fn receives(
+        &self,
+        view: ReceiverView,
+        partitions: impl Fn() -> Option<Vec<Lag>> + Send + Sync + 'static,
+    ) {
+        // As above.
+        let _ = self.receiver.set((view, Box::new(partitions)));
+    }
+
+    /// The receiver of a process without a worker.
+    pub(crate) fn receiver(&self) -> Option<&ReceiverView> {
+        self.receiver.get().map(|(view, _)| view)
+    }
+
+    /// The messages that wait in the inbox; `None` without an inbox, or before they are counted.
+    pub(crate) fn inbox(&self) -> Option<InboxBacklog> {
+        self.receiver().and_then(ReceiverView::backlog).or_else(|| self.inbox.get()?())
     }
 
     /// Sets its identity, once.
@@ -187,12 +223,17 @@ impl Status {
 
     /// For how long the broker cannot be used.
     pub(crate) fn broker_unreachable_for(&self) -> Option<Duration> {
+        if let Some(receiver) = self.receiver() {
+            return receiver.unreachable_for().filter(|_| receiver.has_joined());
+        }
         self.worker.get().filter(|(view, _)| view.has_joined())?.0.broker_unreachable_for()
     }
 
     /// The parts that this worker has now, each with how far it is behind; nothing where the broker hands out none.
     pub(crate) fn lag(&self) -> Option<Vec<Lag>> {
-        self.worker.get().filter(|(view, _)| view.has_joined()).and_then(|(_, partitions)| partitions())
+        let receiver = self.receiver.get().filter(|(view, _)| view.has_joined()).map(|(_, partitions)| partitions);
+        let worker = self.worker.get().filter(|(view, _)| view.has_joined()).map(|(_, partitions)| partitions);
+        receiver.or(worker).and_then(|partitions| partitions())
     }
 
     /// There is a relay, and no worker.
@@ -284,6 +325,13 @@ impl Status {
             view.measure();
         }
         metrics::counter!(LOG_LINES_LOST.name, CONSUMER => self.consumer().to_owned()).absolute(logs::lost());
+        if let Some(receiver) = self.receiver() {
+            let (is_ready, is) = (receiver.has_joined(), |yes| f64::from(u8::from(yes)));
+            let gauge =
+                |of: &Metric, yes| metrics::gauge!(of.name, CONSUMER => self.consumer().to_owned()).set(is(yes));
+            gauge(&READY, is_ready && !self.stop.is_cancelled());
+            gauge(&BROKER_CONNECTED, is_ready && receiver.unreachable_for().is_none());
+        }
         // A worker sets these gauges itself.
         if self.serves.get().is_some() {
             let (pause, is) = (self.pause(), |yes| f64::from(u8::from(yes)));
@@ -297,11 +345,14 @@ impl Status {
 
     pub(crate) fn readiness(&self) -> Readiness {
         let worker = self.worker.get();
-        let has_joined = worker.is_some_and(|(view, _)| view.has_joined());
+        let has_joined =
+            worker.is_some_and(|(view, _)| view.has_joined()) || self.receiver().is_some_and(ReceiverView::has_joined);
+        let cannot_write = self.receiver().is_some_and(|receiver| !receiver.can_write());
         let (pause, paused_for) = self.pause().map_or((None, None), |(pause, time)| (Some(pause), time));
         // Where a relay is all there is, whether it can read its outbox.
         let alone = self.relay.get().filter(|_| self.serves.get().is_none()).map(RelayView::reads_outbox);
-        let unreachable_for = worker.and_then(|(view, _)| view.broker_unreachable_for());
+        let unreachable_for =
+            worker.and_then(|(view, _)| view.broker_unreachable_for()).or_else(|| self.receiver()?.unreachable_for());
         Readiness {
             broker: match unreachable_for {
                 _ if !has_joined => "unknown",
@@ -316,6 +367,7 @@ impl Status {
                 _ if alone == Some(false) => "down",
                 _ if alone == Some(true) => "up",
                 _ if !has_joined => "unknown",
+                _ if cannot_write => "down",
                 Some(Pause::StoreDown(_)) => "down",
                 Some(Pause::Control(..) | Pause::Breaker) | None => "up",
             },

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use clap::{ArgMatches, Command, FromArgMatches, error::ErrorKind};
 
+use crate::inbox::Part;
+
 /// Settings of every worker.
 #[derive(Debug, Clone)]
 #[allow(dead_code, reason = "each broker reads some of them")]
 pub(crate) struct WorkerFlags {
     pub(crate) consumer: String,
+    /// How long a handler may have a message of the broker: behind an inbox it has none.
     pub(crate) handler_deadline: Duration,
     pub(crate) drain: Duration,
 }
@@ -28,7 +31,12 @@ impl FromArgMatches for WorkerFlags {
         let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
         let span = |id| matches.try_get_one::<Duration>(id).ok().flatten().copied().ok_or_else(missing);
         let consumer = matches.try_get_one::<String>("consumer").ok().flatten().cloned().ok_or_else(missing)?;
-        Ok(Self { consumer, handler_deadline: span("handler_deadline")?, drain: span("drain")? })
+        let part = matches.try_get_one::<Part>("inbox").ok().flatten().copied().unwrap_or(Part::Off);
+        let handler_deadline = match part {
+            Part::Off => span("handler_deadline")?,
+            Part::On | Part::Receive | Part::Process => Duration::ZERO,
+        };
+        Ok(Self { consumer, handler_deadline, drain: span("drain")? })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

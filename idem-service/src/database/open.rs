@@ -1,9 +1,10 @@
 //! [`Database`], and the way to a store that can be reached.
 
-use std::{error::Error, future::Future, time::Duration};
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, CancellationToken, ErrorClass, Store, StoreError, config::RetryPolicy, internal::chain, store,
+    BoxError, CancellationToken, ErrorClass, Store, StoreError, config::RetryPolicy, inbox::Inbox, internal::chain,
+    store,
 };
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
 use idem_sql::MigrateError;
@@ -75,6 +76,12 @@ pub trait Database: Sized + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), BoxError>> + Send {
         let _ = (store, settings, tables);
         std::future::ready(Ok(()))
+    }
+
+    /// The inboxes of the store, for `--inbox`. By default there are none, and the flag is refused.
+    fn inbox(store: &Arc<Self::Store>) -> Option<Arc<dyn Inbox>> {
+        let _ = store;
+        None
     }
 
     /// Runs a worker; see [`Broker`](crate::Broker).

@@ -1,6 +1,11 @@
 //! PostgreSQL through sqlx.
 
-use idem_core::BoxError;
+use std::sync::Arc;
+
+use idem_core::{
+    BoxError,
+    inbox::{Inbox, InboxStore},
+};
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 
@@ -43,6 +48,10 @@ impl Database for PostgresStore {
             open::create_tables::<PostgresStore, _>(run).await?;
         }
         Ok(())
+    }
+
+    fn inbox(store: &Arc<Self>) -> Option<Arc<dyn Inbox>> {
+        Some(InboxStore::inbox(store))
     }
 
     compiled_here!();

@@ -1,6 +1,11 @@
 //! SQLite.
 
-use idem_core::BoxError;
+use std::sync::Arc;
+
+use idem_core::{
+    BoxError,
+    inbox::{Inbox, InboxStore},
+};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, SqliteConnection, raw_sql, sqlite::SqliteConnectOptions,
@@ -31,6 +36,10 @@ impl Database for SqliteStore {
             connection.close().await?;
         }
         Ok(())
+    }
+
+    fn inbox(store: &Arc<Self>) -> Option<Arc<dyn Inbox>> {
+        Some(InboxStore::inbox(store))
     }
 
     compiled_here!();

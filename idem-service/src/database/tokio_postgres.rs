@@ -1,6 +1,11 @@
 //! PostgreSQL through tokio-postgres.
 
-use idem_core::BoxError;
+use std::sync::Arc;
+
+use idem_core::{
+    BoxError,
+    inbox::{Inbox, InboxStore},
+};
 use idem_tokio_postgres::{PostgresOptions, PostgresStore};
 
 use super::open::{self, Database, DatabaseSettings};
@@ -33,6 +38,10 @@ impl Database for PostgresStore {
             open::create_tables::<PostgresStore, _>(|| store.run_script(&script)).await?;
         }
         Ok(())
+    }
+
+    fn inbox(store: &Arc<Self>) -> Option<Arc<dyn Inbox>> {
+        Some(InboxStore::inbox(store))
     }
 
     compiled_here!();

@@ -20,6 +20,7 @@ mod fixture;
 #[path = "../shared/flood.rs"]
 mod flood;
 mod floods;
+mod inbox;
 #[path = "../shared/input.rs"]
 mod input;
 mod large;
@@ -37,6 +38,8 @@ mod refusals;
 mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
+#[path = "../shared/inbox.rs"]
+mod shared_inbox;
 #[path = "../shared/page.rs"]
 mod shared_page;
 mod start;

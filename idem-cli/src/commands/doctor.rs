@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
+use idem_core::{Store as _, StoreError, inbox::InboxStore as _, store::Bookkeeping as _};
 use idem_sql::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
-    commands::{consumers::LAST_HOUR, outbox, services},
+    commands::{consumers::LAST_HOUR, inbox, outbox, services},
     database::{self, Bind, Database},
     exit::{Exit, Failure},
     report::{Report, Row, Table},
@@ -79,7 +79,8 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
         Err(error) => return Err(error.into()),
     };
     let facts = database.table(services::FACTS, &[]).await?;
-    let findings = findings.and(services::findings(&facts, doctor));
+    let inboxes = inbox::findings(&store.inbox(), &database.table(inbox::CONSUMERS, &[]).await?).await?;
+    let findings = findings.and(inboxes).and(services::findings(&facts, doctor));
     let sources = database.table(SOURCES, &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
     let forecast = database.table(&forecast, &[]).await?;

@@ -1,4 +1,5 @@
-//! `idem erase`: blanks everything that may identify a person, and keeps the hashes that make a redelivery a duplicate.
+//! `idem erase`: blanks everything that may identify a person, and keeps the hashes that make a redelivery a duplicate. Messages that wait
+//! in the inbox are removed.
 
 use idem_core::{Uuid, outbox::EventName};
 
@@ -25,6 +26,11 @@ SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages U
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
+
+/// The messages with the key that wait in the inbox. Parameters as above.
+const INBOX: &str = "\
+{asked}
+SELECT pg_catalog.count(*) FROM {schema}.inbox AS i JOIN asked ON i.consumer = asked.consumer AND i.idempotency_key = $1::text";
 
 /// The events in the outbox that hold the key as that of a message before them in the chain, with its record or without. Parameters as
 /// above, and 3 the key as its sender knows it.
@@ -80,6 +86,9 @@ const ERASE: &str = "\
         identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), loss_accepted_at = pg_catalog.now(),
         loss_accepted_by = $3::text
     FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer
+), waiting AS (
+    DELETE FROM {schema}.inbox AS i USING asked
+    WHERE i.consumer = asked.consumer AND i.idempotency_key = $1::text RETURNING i.consumer
 ), trail AS (
     UPDATE {schema}.audit SET idempotency_key = NULL WHERE idempotency_key = $1::text RETURNING consumer
 ), emptied AS (
@@ -88,10 +97,11 @@ const ERASE: &str = "\
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
-    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE trail) AS erased
+    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE waiting
+        UNION TABLE trail) AS erased
 )
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
-    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
+    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM waiting) + (SELECT pg_catalog.count(*) FROM trail)";
 
 /// What a key comes to that is in progress.
 const NOT_ERASED: &str = "the key cannot be erased";
@@ -105,6 +115,7 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     database.at_rest(consumer, &key).await.map_err(|failure| failure.so(NOT_ERASED))?;
     let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
+    let inbox = database.number(&INBOX.replace("{asked}", ASKED), &binds).await?;
     let senders_key = erase.of.senders_key(&erase.key, &key);
     let id = event_id(&key);
     let holding = [binds[0], binds[1], Bind::Text(&senders_key), Bind::Text(&id)];
@@ -113,10 +124,10 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     let forms = forms([&key, &senders_key]);
     let letters = database.number(OTHERS_LETTERS, &[binds[0], binds[1], Bind::Texts(&forms)]).await?;
     let elsewhere = Elsewhere { of_id, waiting, letters };
-    if count == 0 {
+    if count + inbox == 0 {
         return Ok(elsewhere.of_none(&key));
     }
-    confirm(&warning(count), erase.yes.yes)?;
+    confirm(&warning(count, inbox), erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
@@ -134,11 +145,15 @@ pub(crate) fn forms(keys: [&str; 2]) -> Vec<String> {
     keys.map(of_key).concat()
 }
 
-pub(crate) fn warning(count: i64) -> String {
-    format!(
+pub(crate) fn warning(count: i64, inbox: i64) -> String {
+    let blanked = format!(
         "This blanks the key's text, payloads, answers and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
          are still skipped"
-    )
+    );
+    match inbox {
+        0 => blanked,
+        _ => format!("{blanked}. It removes {inbox} messages that wait in the inbox, and they are never handled"),
+    }
 }
 
 pub(crate) fn told(erased: i64) -> String {

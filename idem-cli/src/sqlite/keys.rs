@@ -193,13 +193,14 @@ SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 the trail's details.
-const ERASE: [&str; 8] = [
+const ERASE: [&str; 9] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_processed_results" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_message_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_forgotten" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_inbox" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_audit" WHERE idempotency_key = ?1)"#,
     r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
 SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
@@ -217,8 +218,12 @@ WHERE {hold}"#,
     loss_accepted_by = ?4
 WHERE {hold}"#,
     r#"UPDATE "{schema}_forgotten" SET idempotency_key = '' WHERE {hold}"#,
+    r#"DELETE FROM "{schema}_inbox" WHERE {hold}"#,
     r#"UPDATE "{schema}_audit" SET idempotency_key = NULL WHERE idempotency_key = ?1"#,
 ];
+
+/// The messages with the key that wait in the inbox. Parameters: 1 key, 2 consumer or NULL, 3 key id.
+const INBOX: &str = r#"SELECT count(*) FROM "{schema}_inbox" WHERE {hold}"#;
 
 /// The events that hold the key, as on PostgreSQL. Parameters: 1 key, 2 consumer or NULL, 3 the key as its sender knows it.
 const WAITING: &str = r#"
@@ -259,6 +264,7 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
         details.as_str().into(),
     ];
     let count = file.number(&COUNT.replace("{hold}", HOLD), &binds).await?;
+    let inbox = file.number(&INBOX.replace("{hold}", HOLD), &binds).await?;
     let senders_key = asked.of.senders_key(&asked.key, &key);
     let event_id = erase::event_id(&key);
     let holding = [binds[0], binds[1], senders_key.as_str().into(), event_id.as_str().into()];
@@ -267,10 +273,10 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     let forms = serde_json::Value::from(erase::forms([&key, &senders_key])).to_string();
     let letters = file.number(OTHERS_LETTERS, &[binds[2], binds[1], forms.as_str().into()]).await?;
     let elsewhere = erase::Elsewhere { of_id, waiting, letters };
-    if count == 0 {
+    if count + inbox == 0 {
         return Ok(elsewhere.of_none(&key));
     }
-    confirm(&erase::warning(count), asked.yes.yes)?;
+    confirm(&erase::warning(count, inbox), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
     let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
     Ok(elsewhere.beside(erase::told(changed.iter().sum())))

@@ -17,6 +17,7 @@ mod first_aid;
 mod fixture;
 mod forget;
 mod guide;
+mod inbox;
 mod kept;
 mod migrating;
 mod outbox;

@@ -7,8 +7,9 @@
 //! Each inbox has a fixed number of slots. A row belongs to one slot, chosen by a hash of its ordering key. A worker leases slots, so one
 //! worker at a time reads the rows of a key, in order.
 //!
-//! Users need [`Receiver`], [`InboxSource`] and [`InboxStore`]; the rest is for authors of stores.
+//! Users need [`Receiver`] or [`Intake`], [`InboxSource`] and [`InboxStore`]; the rest is for authors of stores.
 
+mod intake;
 mod receiver;
 mod rows;
 mod source;
@@ -16,6 +17,7 @@ mod state;
 mod view;
 
 pub use self::{
+    intake::{Intake, Taken},
     receiver::{Receiver, ReceiverError, ReceiverSettings},
     rows::{
         Granted, HeldSlot, INBOX_SLOTS, INBOX_SLOTS_MAX, Inbox, InboxBacklog, InboxRow, InboxStore, NewInboxRow,

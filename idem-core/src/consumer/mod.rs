@@ -20,6 +20,7 @@ pub use crate::{
 use crate::{
     consumer::coalesce::SharedUnits,
     error::StoreError,
+    key::KeySource,
     message::Message,
     names::ConsumerName,
     outcome::Decision,
@@ -69,6 +70,12 @@ impl<S: Store> DedupConsumer<S> {
     #[must_use]
     pub fn name(&self) -> &ConsumerName {
         &self.engine.name
+    }
+
+    /// Finds the keys of its messages.
+    #[must_use]
+    pub fn key_source(&self) -> Arc<dyn KeySource> {
+        Arc::clone(&self.engine.keys)
     }
 
     /// Checks the schema and registers the consumer. [`process`](Self::process) does it at its first call; calling it

@@ -53,7 +53,7 @@ pub(crate) struct Engine<S: Store> {
     pub(crate) handler_name: Option<String>,
     pub(super) version: String,
     pub(super) tenants: Tenants,
-    pub(super) keys: Arc<dyn KeySource>,
+    pub(crate) keys: Arc<dyn KeySource>,
     pub(super) key_policy: KeyPolicy,
     pub(super) hashes: HashRules,
     pub(crate) work: Work<S>,

@@ -15,6 +15,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use idem_core::{
     BoxError, DedupConsumer, Store,
+    inbox::{Inbox, Intake, ReceiverSettings, Taken},
     store::ControlState,
     telemetry::{
         self, CONSUMER, HTTP_DELIVERIES, HTTP_DELIVERY_TIME,
@@ -54,6 +55,8 @@ const CUT: Reply = Reply::later(2, "body-unreadable", "the body did not come who
 const TOO_MANY: Reply = Reply::later(2, "overloaded", "too many are being handled");
 const PAUSED: Reply = Reply::later(5, "paused", "the consumer is paused");
 const GOES_ON: Reply = Reply::later(5, "in-progress", "it is still being handled");
+const RECEIVED: Reply = Reply::new(StatusCode::ACCEPTED, "received", "received");
+const FULL: Reply = Reply::later(30, "inbox-full", "the inbox is full");
 const UNPROVED: Reply = Reply::later(10, "unproved", "its signature cannot be checked now");
 
 /// A tower `Service` that takes one sender's events for one consumer. See the [module](super). Cloning is cheap, and clones share
@@ -73,6 +76,8 @@ struct Shared<S: Store, F> {
     proving: Places,
     outcomes: Outcomes,
     pauses: Pauses,
+    /// Where events are written in place of being handled.
+    intake: Option<Intake>,
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
@@ -97,8 +102,41 @@ impl<S: Store, F: Sender> Inbound<S, F> {
                 proving,
                 outcomes,
                 pauses,
+                intake: None,
             }),
         }
+    }
+
+    /// Writes events to the consumer's inbox in place of handling them: the sender gets a 202 once its event's row is committed. A worker of
+    /// the consumer's name, on an [`InboxSource`](idem_core::inbox::InboxSource) and with the same keys and hash, handles them. The consumer
+    /// here runs no handler. Of `settings`, the keys are the consumer's.
+    ///
+    /// An operator's pause stops the worker, not the sender. A full inbox and a database that is down are a 503, and the sender comes again.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use idem_core::{
+    ///     DedupConsumer, Effects, Handler,
+    ///     inbox::{InboxStore, ReceiverSettings},
+    /// };
+    /// use idem_webhook::receive::{Inbound, Stripe};
+    ///
+    /// # fn routes<S: InboxStore>(store: Arc<S>, pay: impl Handler<S>, secret: &str) -> Result<(), Box<dyn std::error::Error>> {
+    /// let consumer = Stripe::identify(DedupConsumer::builder_shared(Arc::clone(&store), "stripe-events"))
+    ///     .handler(pay)
+    ///     .effects(Effects::InTransaction)
+    ///     .build()?;
+    /// let hook = Inbound::new(consumer, Stripe::new([secret])).into_inbox(store.inbox(), ReceiverSettings::default());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn into_inbox(self, inbox: Arc<dyn Inbox>, settings: ReceiverSettings) -> Self {
+        self.with(|shared| {
+            let settings = settings.keys(shared.consumer.key_source());
+            shared.intake = Some(Intake::new(inbox, shared.consumer.name().clone(), settings));
+        })
     }
 
     /// Sets how long a sender is kept waiting for body and handler together. Defaults to the [sender's](Sender::deadline).
@@ -199,6 +237,11 @@ async fn run<S: Store, F: Sender>(
     message: idem_core::Message,
     permit: OwnedSemaphorePermit,
 ) -> Reply {
+    if let Some(intake) = &shared.intake {
+        let reply = keep(&shared, intake, message).await;
+        drop(permit);
+        return reply;
+    }
     // Here, where a slow database is nobody's end: the sender is answered at its deadline, and its event goes on.
     let reply = match shared.pauses.state(&shared.consumer).await {
         Some(ControlState::Running) => decide(&shared.consumer, message).await,
@@ -207,6 +250,18 @@ async fn run<S: Store, F: Sender>(
     };
     drop(permit);
     reply
+}
+
+/// Writes an event to the inbox.
+async fn keep<S: Store, F>(shared: &Shared<S, F>, intake: &Intake, message: idem_core::Message) -> Reply {
+    match intake.put(message).await {
+        Ok(Taken::Written) => RECEIVED,
+        Ok(Taken::Full) => FULL,
+        Err(error) => {
+            tracing::error!(idem.consumer = %shared.consumer.name(), error = &error as &dyn std::error::Error, "an event cannot be written to the inbox");
+            DOWN
+        }
+    }
 }
 
 impl<S: Store, F: Sender, B> Service<Request<B>> for Inbound<S, F>

@@ -4,6 +4,7 @@ mod crowded;
 mod faults;
 mod fixture;
 mod handled;
+mod inbox;
 mod signed;
 mod sns;
 

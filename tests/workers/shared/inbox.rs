@@ -146,7 +146,7 @@ pub(crate) async fn n1_receiving_and_processing_are_two_processes(stage: &impl S
 }
 
 /// Each purchase takes so many seconds from now on.
-async fn slow(database: &Database, seconds: u32) {
+async fn slow(database: &Database, seconds: i64) {
     let slow = format!(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep({seconds}); RETURN new; END $$; \
          CREATE TRIGGER slow BEFORE INSERT ON purchases FOR EACH ROW EXECUTE FUNCTION slow()"
@@ -155,7 +155,7 @@ async fn slow(database: &Database, seconds: u32) {
 }
 
 /// A handler that takes longer than the broker leaves a message with its consumer: nothing is lost, and nothing is delivered twice.
-pub(crate) async fn f1_g4_a_handler_is_slower_than_the_broker_allows(stage: &impl Stage, seconds: u32, more: &[&str]) {
+pub(crate) async fn f1_g4_a_handler_is_slower_than_the_broker_allows(stage: &impl Stage, seconds: i64, more: &[&str]) {
     slow(stage.database(), seconds).await;
     send(stage, 0..4).await;
     let deadline = format!("{}s", seconds + 20);

@@ -18,6 +18,7 @@ mod feed;
 mod growth;
 mod hot;
 mod http;
+mod inbox;
 mod kafka;
 mod latency;
 mod network;
@@ -94,6 +95,7 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
             ]
         }
         "events" => events::all(at).await?,
+        "inbox" => inbox::all(&url, rounds, size.broker).await?,
         "relay" => relay::rate(&url, &brokers()?, rounds, size.relay).await?,
         "relay-times" => {
             let half_load = relay::half_load(&url, &brokers()?, rounds, size.half_load).await?;

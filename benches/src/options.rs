@@ -78,7 +78,7 @@ enum When {
 }
 
 /// Every case: its name, when it is measured, and what it is.
-const CASES: [(&str, When, &str); 21] = [
+const CASES: [(&str, When, &str); 22] = [
     ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
     ("memory", When::Always, "resident memory over millions of messages through the engine"),
     ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
@@ -89,6 +89,11 @@ const CASES: [(&str, When, &str); 21] = [
     ("hot-row", When::Full, "purchase where lanes share rows"),
     ("kafka", When::Always, "from Kafka to PostgreSQL"),
     ("events", When::Asked, "what an event or an answer a message costs, on both stores; with --rounds 9 four minutes"),
+    (
+        "inbox",
+        When::Asked,
+        "an inbox beside a worker at the broker: rates, log, statements, and six turnovers of its table",
+    ),
     ("relay", When::Asked, "a backlog of events from PostgreSQL to Kafka: the relay beside the loops by hand"),
     ("relay-times", When::Asked, "from commit to confirmation at half load, and from a kill to the next relay"),
     ("relay-backlog", When::Asked, "a backlog of one destination, and what another one notices of it"),

@@ -10,7 +10,7 @@ use crate::{
     engine::{CACHED, FRESH, SILENT},
     events,
     growth::{EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE},
-    hot, http, latency, network, relay,
+    hot, http, inbox, latency, network, relay,
     report::{Line, Table, number},
 };
 
@@ -118,6 +118,7 @@ fn targets() -> Vec<Target> {
     targets.push(log.over(calls::KEPT));
     targets.extend(others());
     targets.extend(outgoing());
+    targets.extend(waiting());
     targets.extend(requests());
     targets
 }
@@ -176,6 +177,25 @@ fn outgoing() -> impl Iterator<Item = Target> {
         of("look over six, snapshot open", "relay-snapshot", "relay-snapshot-look", relay::SNAPSHOT, BeAtMost(2.0)),
     ]);
     targets.into_iter()
+}
+
+/// Of an inbox.
+fn waiting() -> [Target; 8] {
+    use Must::{BeAtLeast, BeAtMost};
+    let of = |what, table, line, must| Target::new(what, "inbox", table, line, must);
+    [
+        of("end to end, set-based, over directly", "inbox-rate", inbox::BOTH_SET, BeAtLeast(0.4))
+            .over(inbox::DIRECT_SET),
+        of("end to end, in order, over directly", "inbox-rate", inbox::BOTH_EACH, BeAtLeast(0.6))
+            .over(inbox::DIRECT_EACH),
+        of("a receive's log beyond the payload, bytes", "inbox-log", inbox::BEYOND_PAYLOAD, BeAtMost(250.0)),
+        of("processing's log beyond directly, bytes", "inbox-log", inbox::BEYOND_DIRECT, BeAtMost(80.0)),
+        // One insert a poll of 500, and the start.
+        of("statements of a thousand received", "inbox-statements", inbox::RECEIVE, BeAtMost(3.0)),
+        of("statements of a thousand processed", "inbox-statements", inbox::PROCESS_SET, BeAtMost(3.0)),
+        of("size over six turnovers", "inbox-size", inbox::GROWTH, BeAtMost(1.1)),
+        of("a look with a snapshot open, ms", "inbox-look", inbox::LOOK, BeAtMost(20.0)),
+    ]
 }
 
 /// The targets that do not belong to one of the two works.

@@ -24,7 +24,7 @@ async fn fill<S: InboxStore>(store: &Arc<S>) {
     inbox.put(open.id, &[row("order-1"), row("order-1"), row("order-2")]).await.unwrap();
 }
 
-/// Q18, S4: erasing a key removes what waits under it, and says so before it does; the trail has the act, and cleanup removes nothing of the
+/// N20, S4: erasing a key removes what waits under it, and says so before it does; the trail has the act, and cleanup removes nothing of the
 /// rest.
 async fn a_waiting_message_goes_with_its_key<S: InboxStore>(
     store: Arc<S>,
@@ -45,7 +45,7 @@ async fn a_waiting_message_goes_with_its_key<S: InboxStore>(
 }
 
 #[tokio::test]
-async fn q18_a_waiting_message_goes_with_its_key_on_postgres() {
+async fn n20_a_waiting_message_goes_with_its_key_on_postgres() {
     let fixture = Fixture::new().await;
     let idem = |words: &[&str]| fixture.idem_with(words);
     let keys = async || fixture.texts("SELECT idempotency_key FROM inbox ORDER BY number").await;
@@ -56,7 +56,7 @@ async fn q18_a_waiting_message_goes_with_its_key_on_postgres() {
 }
 
 #[tokio::test]
-async fn q18_a_waiting_message_goes_with_its_key_on_sqlite() {
+async fn n20_a_waiting_message_goes_with_its_key_on_sqlite() {
     on_sqlite(async |store, path, idem| {
         let all = async |text: &str| -> Vec<String> {
             let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
@@ -74,7 +74,7 @@ async fn q18_a_waiting_message_goes_with_its_key_on_sqlite() {
     .await;
 }
 
-/// N19, N20: `doctor` has the slots that no worker holds while messages wait in them, and messages that wait for long.
+/// N19: `doctor` has the slots that no worker holds while messages wait in them, and messages that wait for long.
 async fn doctor_looks_at_inboxes<S: InboxStore>(
     store: Arc<S>,
     idem: &dyn Fn(&[&str]) -> Answer,

@@ -27,9 +27,9 @@ impl Stage for Fixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i14_behind_an_inbox_is_as_at_the_broker() {
+async fn n8_behind_an_inbox_is_as_at_the_broker() {
     let (direct, inbox) = (Fixture::new("direct").await, Fixture::new("inbox").await);
-    shared_inbox::i14_behind_an_inbox_is_as_at_the_broker(&direct, &inbox).await;
+    shared_inbox::n8_behind_an_inbox_is_as_at_the_broker(&direct, &inbox).await;
     direct.remove().await;
     inbox.remove().await;
 }

@@ -75,9 +75,9 @@ async fn worked_off(stage: &impl Stage, purchases: i64, more: &[&str]) -> (Vec<[
     (all, stage.database().dead_letters().await)
 }
 
-/// I14: the effects, dead letters and totals of a worker behind an inbox are those of one at the broker, and what waits in the seed's view
+/// N8: the effects, dead letters and totals of a worker behind an inbox are those of one at the broker, and what waits in the seed's view
 /// at the end are the dead letters.
-pub(crate) async fn i14_behind_an_inbox_is_as_at_the_broker(direct: &impl Stage, inbox: &impl Stage) {
+pub(crate) async fn n8_behind_an_inbox_is_as_at_the_broker(direct: &impl Stage, inbox: &impl Stage) {
     let purchases = count(2_000, 200);
     let expected = worked_off(direct, purchases, &[]).await;
     let found = worked_off(inbox, purchases, &["--inbox", "--inbox-slots", "3"]).await;

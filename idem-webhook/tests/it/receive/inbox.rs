@@ -32,10 +32,10 @@ async fn work(fixture: &Fixture) {
     worker.build().unwrap().run(std::future::pending()).await.unwrap();
 }
 
-/// M36: the sender has its answer once the row is committed, whatever the handler does; copies have one effect, another payload under a known
+/// N24: the sender has its answer once the row is committed, whatever the handler does; copies have one effect, another payload under a known
 /// key is a dead letter of the worker's, and so is what cannot be handled.
 #[tokio::test]
-async fn m36_an_event_is_answered_once_its_row_is_committed() {
+async fn n24_an_event_is_answered_once_its_row_is_committed() {
     let fixture = Fixture::new().await;
     let url = serve(inbound(&fixture, ReceiverSettings::default())).await;
     for (id, cents) in [("e-1", 1), ("e-1", 1), ("e-2", 2), ("e-1", 9)] {
@@ -59,9 +59,9 @@ async fn m36_an_event_is_answered_once_its_row_is_committed() {
     fixture.drop().await;
 }
 
-/// M36: a full inbox and a database that takes no rows are a 503 with a time to come again; nothing is kept of the event then.
+/// N24: a full inbox and a database that takes no rows are a 503 with a time to come again; nothing is kept of the event then.
 #[tokio::test]
-async fn m36_a_full_inbox_and_a_database_that_is_down_are_503() {
+async fn n24_a_full_inbox_and_a_database_that_is_down_are_503() {
     let fixture = Fixture::new().await;
     let settings = ReceiverSettings::default().rows_max(2).count_every(Duration::from_millis(50));
     let url = serve(inbound(&fixture, settings)).await;

@@ -100,7 +100,7 @@ impl<'a> Bench<'a> {
 
     /// Handles so many messages of a source.
     async fn work<B: Source>(&self, source: B, shape: Shape, messages: usize) -> Result<Duration, Failed> {
-        let consumer = DedupConsumer::builder_shared(Arc::clone(&self.store), CONSUMER).lanes(1);
+        let consumer = DedupConsumer::builder(Arc::clone(&self.store), CONSUMER).lanes(1);
         let consumer = consumer.effects(Effects::InTransaction);
         let consumer = match shape {
             Shape::Each => consumer.handler(Work::Insert),

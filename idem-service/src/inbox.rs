@@ -115,7 +115,7 @@ pub(crate) fn receiver<B: Source>(
     if let Some(rows) = flags.inbox_max {
         own = own.rows_max(rows);
     }
-    Receiver::new_shared(source, inbox, consumer).settings(own)
+    Receiver::new(source, inbox, consumer).settings(own)
 }
 
 /// From the inbox to the handlers.

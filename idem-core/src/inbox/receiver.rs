@@ -26,7 +26,7 @@ use crate::{
     outcome::{Durable, Settle},
     retry::RetryPolicy,
     setters::setters,
-    source::{Assignment, Attached, Delivery, Received, Revocation, Source},
+    source::{Assignment, Attached, Delivery, IntoSource, Received, Revocation, Source},
 };
 
 /// The most messages that one statement writes.
@@ -129,15 +129,9 @@ impl<B: Source> fmt::Debug for Receiver<B> {
 impl<B: Source> Receiver<B> {
     /// A receiver from this source to the inbox of this consumer. It does not connect yet.
     #[must_use]
-    pub fn new(source: B, inbox: Arc<dyn Inbox>, consumer: ConsumerName) -> Self {
-        Self::new_shared(Arc::new(source), inbox, consumer)
-    }
-
-    /// The same from a source that the caller shares.
-    #[must_use]
-    pub fn new_shared(source: Arc<B>, inbox: Arc<dyn Inbox>, consumer: ConsumerName) -> Self {
+    pub fn new(source: impl IntoSource<B>, inbox: Arc<dyn Inbox>, consumer: ConsumerName) -> Self {
         let progress = Arc::new(Progress::of(&consumer));
-        Self { source, inbox, consumer, settings: ReceiverSettings::default(), progress }
+        Self { source: source.into_source(), inbox, consumer, settings: ReceiverSettings::default(), progress }
     }
 
     /// Sets the settings.

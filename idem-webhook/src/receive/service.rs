@@ -123,7 +123,7 @@ impl<S: Store, F: Sender> Inbound<S, F> {
     /// use idem_webhook::receive::{Inbound, Stripe};
     ///
     /// # fn routes<S: InboxStore>(store: Arc<S>, pay: impl Handler<S>, secret: &str) -> Result<(), Box<dyn std::error::Error>> {
-    /// let consumer = Stripe::identify(DedupConsumer::builder_shared(Arc::clone(&store), "stripe-events"))
+    /// let consumer = Stripe::identify(DedupConsumer::builder(Arc::clone(&store), "stripe-events"))
     ///     .handler(pay)
     ///     .effects(Effects::InTransaction)
     ///     .build()?;

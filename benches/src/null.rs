@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, ErrorClass, IdempotencyKey, Store, StoreError, Tenant, Tx,
     cleanup::{Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed},
-    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
     hash::PayloadHash,
     outbox::{
         Declared, Destination, DestinationId, EventEnd, EventName, EventState, LeaseRequest, Leased, Outbox,
@@ -171,15 +171,23 @@ impl Bookkeeping for NullStore {
         Ok(Vec::new())
     }
 
-    async fn request_replay(&self, _: &[DeadLetterId]) -> Result<u64, StoreError> {
+    async fn due_now(&self, _: &[DeadLetterId], _: &str) -> Result<u64, StoreError> {
         Ok(0)
     }
 
-    async fn take_replays(&self, _: &ConsumerName, _: RunId, _: u32) -> Result<Vec<Replay>, StoreError> {
+    async fn take_due(&self, _: &ConsumerName, _: RunId, _: DueRoom) -> Result<Vec<Due>, StoreError> {
         Ok(Vec::new())
     }
 
-    async fn finish_replay(&self, _: DeadLetterId, _: ReplayEnd) -> Result<(), StoreError> {
+    async fn renew_due(&self, _: RunId, _: &[DeadLetterId]) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn release_due(&self, _: RunId, _: &[DeadLetterId]) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn end_due(&self, _: RunId, _: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError> {
         nothing()
     }
 

@@ -425,6 +425,9 @@ pub(crate) struct Replay {
     /// Replay malformed ones as they are, because the handler was fixed
     #[arg(long, conflicts_with = "payload")]
     pub(crate) unchanged: bool,
+    /// Wait until they are over, and show how far they are
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) wait: bool,
     /// Only say how many there are
     #[arg(long)]
     pub(crate) dry_run: bool,

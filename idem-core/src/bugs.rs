@@ -112,12 +112,14 @@ pub enum Bug {
     AcknowledgesBeforeInbox,
     /// The inbox is read on from the last number, and rows that were committed late are never seen (N14).
     ReadsInboxByNumber,
+    /// A row that is due is ended before its message's effect is committed (C18).
+    EndsRowsBeforeCommit,
 }
 
 #[cfg(idem_bugs)]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -171,6 +173,7 @@ impl Bug {
         Self::WaitsForFullBatches,
         Self::AcknowledgesBeforeInbox,
         Self::ReadsInboxByNumber,
+        Self::EndsRowsBeforeCommit,
     ];
 }
 

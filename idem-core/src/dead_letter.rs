@@ -181,9 +181,9 @@ pub struct StoredDeadLetter {
     pub replayed: Option<String>,
 }
 
-/// A dead letter whose replay was requested.
+/// A dead letter that runs again, as the store hands it out.
 #[derive(Debug, Clone)]
-pub struct Replay {
+pub struct Due {
     /// Its number.
     pub id: DeadLetterId,
     /// The scope under which it was set aside.
@@ -192,11 +192,13 @@ pub struct Replay {
     pub message: Message,
     /// The key under which it runs; `None` where it never had one, and then it fails as before.
     pub key: Option<IdempotencyKey>,
+    /// Whether another run had it and did not end it before its lease was over: it may have ended that process.
+    pub was_taken: bool,
 }
 
-/// How a replay ended.
+/// How a row that was due ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ReplayEnd {
+pub enum DueEnd {
     /// The message was handled.
     Processed,
     /// The message had been handled before.
@@ -208,26 +210,40 @@ pub enum ReplayEnd {
         /// The error.
         error: String,
     },
-    /// It did not run, because the worker stopped: another worker takes it.
-    Released,
 }
 
-impl ReplayEnd {
-    /// The outcome that the dead letter's row notes; `None` where the replay goes on elsewhere.
+impl DueEnd {
+    /// The outcome that the row notes.
     #[must_use]
-    pub fn outcome(&self) -> Option<String> {
+    pub fn outcome(&self) -> String {
         match self {
-            Self::Processed => Some("processed".to_owned()),
-            Self::Duplicate => Some("duplicate".to_owned()),
-            Self::Failed { reason, error } => Some(format!("failed: {reason}: {error}")),
-            Self::Released => None,
+            Self::Processed => "processed".to_owned(),
+            Self::Duplicate => "duplicate".to_owned(),
+            Self::Failed { reason, error } => format!("failed: {reason}: {error}"),
         }
     }
 }
 
-/// For stores: after this time, by the database's clock, another worker may take a replay over whose taker has not finished
-/// it.
-pub const REPLAY_TAKEN_FOR: Duration = Duration::from_secs(300);
+/// How much a worker takes at a time of what is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DueRoom {
+    /// Rows, at most.
+    pub rows: u32,
+    /// Bytes of payload: no row follows once those before it have as many.
+    pub bytes: u64,
+}
+
+impl DueRoom {
+    /// Room for as many rows, of any size.
+    #[must_use]
+    pub const fn rows(rows: u32) -> Self {
+        Self { rows, bytes: u64::MAX }
+    }
+}
+
+/// For stores: how long a row that was taken is its taker's, by the database's clock. The worker renews the lease while it has the
+/// row; after it another worker takes the row.
+pub const DUE_LEASE: Duration = Duration::from_secs(60);
 
 /// Publishes dead letters to a topic or queue.
 #[async_trait]

@@ -47,6 +47,10 @@ points! {
     DEAD_LETTER_SENT = "dead_letter_sent",
     /// The dead letter is stored and, where there is a publisher, confirmed.
     DEAD_LETTER_OK = "dead_letter_ok",
+    /// Rows that are due were taken, and are not handed to a lane yet.
+    DUE_TAKEN = "due_taken",
+    /// The ends of rows are noted.
+    DUE_ENDED = "due_ended",
     /// Just before a rollback.
     ROLLBACK = "rollback",
     /// A batch failed and is about to run message by message.

@@ -32,7 +32,7 @@ pub use self::{
 };
 use crate::{
     cleanup::Cleaner,
-    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
     error::{BoxError, ErrorClass, StoreError},
     hash::PayloadHash,
     names::{ConsumerName, IdempotencyKey, Tenant},
@@ -394,7 +394,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
 
     /// Counts an attempt *before* it runs and answers its number, from 1. A count belongs to a key *and* a payload: another
     /// payload under the same key is another message, and neither touches the other's count.
-    /// [`store_dead_letter`](Self::store_dead_letter) and [`request_replay`](Self::request_replay) end the count of their
+    /// [`store_dead_letter`](Self::store_dead_letter) and [`due_now`](Self::due_now) end the count of their
     /// payload, and of no other's.
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError>;
 
@@ -429,16 +429,28 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// The dead letters of a consumer, newest first, for people and tests. Payloads are not read.
     async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError>;
 
-    /// Asks running workers of the consumer to handle these dead letters again, their attempts counted anew. Answers
-    /// how many were marked.
-    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError>;
+    /// Makes these dead letters due now, on behalf of an operator: running workers of the consumer handle them again, their
+    /// attempts counted from the beginning. Returns how many were marked. One that is due already is not marked again, and neither
+    /// is one whose payload was not kept.
+    async fn due_now(&self, ids: &[DeadLetterId], by: &str) -> Result<u64, StoreError>;
 
-    /// Takes up to `max` dead letters whose replay was requested. One that was taken and neither finished nor renewed
-    /// for a while can be taken again.
-    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError>;
+    /// Takes rows that are due, as many as there is room for, and returns them in the order in which they are to run. From then on they
+    /// are this run's, until it ends them or gives them back, or their lease of [`DUE_LEASE`](crate::dead_letter::DUE_LEASE) is over.
+    ///
+    /// Rows with one ordering key are due in the order of their numbers, and two runs never have rows of one key at a time. The
+    /// rows of one tenant do not keep those of another waiting. A row that cannot be read ends as malformed, and the others are
+    /// returned. Nothing is written where nothing is due.
+    async fn take_due(&self, consumer: &ConsumerName, run: RunId, room: DueRoom) -> Result<Vec<Due>, StoreError>;
 
-    /// Notes how a replay ended.
-    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError>;
+    /// Begins the leases of rows again that the run still has.
+    async fn renew_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError>;
+
+    /// Gives back rows of the run that did not run: another worker takes them at once, and nothing is charged.
+    async fn release_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError>;
+
+    /// Notes how rows ended. The rows behind them in their ordering keys may then be taken. Ending a row again changes nothing, and a
+    /// failure counts only where the run still has the row.
+    async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError>;
 
     /// Reads the operators' control of the consumer.
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError>;

@@ -248,9 +248,18 @@ CREATE TABLE {schema}.dead_letters (
     first_at            timestamptz NOT NULL DEFAULT now(),
     last_at             timestamptz NOT NULL DEFAULT now(),
     published_at        timestamptz,
-    replay_requested_at timestamptz,
-    replay_taken_at     timestamptz,
-    replay_taken_by     int,
+    -- 0 it is over, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
+    state               smallint    NOT NULL DEFAULT 0,
+    -- Of states 1 and 2: from when it may run.
+    due_at              timestamptz,
+    -- The operator who asked for the last replay.
+    due_by              text        COLLATE "C",
+    -- The lease of a row that runs: since when, the worker's run, and its login, by the server. Once the lease is over, another worker
+    -- takes the row.
+    taken_at            timestamptz,
+    taken_by            int,
+    taken_login         text        COLLATE "C",
+    -- How the last replay ended.
     replayed_at         timestamptz,
     replay_outcome      text        COLLATE "C",
     -- A row stands for one content: identity is a digest that core computes (with a key, of key, payload hash and reason;
@@ -261,7 +270,10 @@ CREATE TABLE {schema}.dead_letters (
     fingerprint         text        COLLATE "C",
     -- An operator accepted that a payload which is neither kept nor published is lost.
     loss_accepted_at    timestamptz,
-    loss_accepted_by    text        COLLATE "C"
+    loss_accepted_by    text        COLLATE "C",
+    CONSTRAINT dead_letters_state CHECK (state BETWEEN 0 AND 2),
+    CONSTRAINT dead_letters_due CHECK ((state = 0) = (due_at IS NULL)),
+    CONSTRAINT dead_letters_taken CHECK ((taken_at IS NULL) = (taken_by IS NULL) AND (taken_at IS NULL OR state <> 0))
 ) WITH (fillfactor = 90);
 
 CREATE UNIQUE INDEX dead_letters_identity ON {schema}.dead_letters (consumer, identity);
@@ -270,8 +282,11 @@ CREATE INDEX idx_dead_letters_key ON {schema}.dead_letters (consumer, key_id) WH
 
 CREATE INDEX idx_dead_letters_last ON {schema}.dead_letters (last_at);
 
-CREATE INDEX idx_dead_letters_replay ON {schema}.dead_letters (consumer, id)
-    WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL;
+CREATE INDEX idx_dead_letters_due ON {schema}.dead_letters (consumer, state, due_at, id) WHERE state <> 0;
+
+-- The first row of an ordering key is its head: of the rows that run, else of all, the one with the lowest id.
+CREATE INDEX idx_dead_letters_sequence ON {schema}.dead_letters (consumer, ordering_key, (taken_at IS NULL), id)
+    WHERE state <> 0 AND ordering_key IS NOT NULL;
 
 -- Operators
 
@@ -331,7 +346,7 @@ CREATE VIEW {schema}.audit_view AS
 CREATE VIEW {schema}.dead_letters_view AS
     SELECT d.id, c.tenant, c.name AS consumer_name, d.origin, d.last_origin, d.idempotency_key, d.payload_hash,
            h.rule AS hash_rule, d.reason, d.attempts, d.error, d.payload_bytes, d.has_payload, d.message_id,
-           d.message_type, d.copies, d.first_at, d.last_at, d.published_at, d.replay_requested_at, d.replay_taken_at,
+           d.message_type, d.copies, d.first_at, d.last_at, d.published_at, d.state, d.due_at, d.due_by, d.taken_at,
            d.replayed_at, d.replay_outcome, d.fingerprint, d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
            d.loss_accepted_at, d.loss_accepted_by
     FROM {schema}.dead_letters AS d
@@ -358,6 +373,280 @@ WITH kept AS (
     FROM kept AS k
 )
 SELECT k.id FROM kept AS k
+$idem$;
+
+-- Rows that are due
+--
+-- A row runs again when an operator asks for it. Of an ordering key one row is the head: it alone has state 1, and the rows behind it are
+-- taken with it or become the head after it. So no two workers run rows of one key at a time, and a key's order is kept. Whoever changes
+-- which row is the head holds the lock of the scope, which is its row in controls: claims read that row without a lock. These functions
+-- have the rights of the table's owner, because a worker changes no state in another way, and only the login that took a row ends,
+-- renews or gives back its lease. Their plans are made for a large table, and are not compiled, which takes longer than running them.
+
+-- Locks these scopes, in the order that all callers lock in.
+CREATE FUNCTION {schema}.lock_due(scopes int[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    INSERT INTO {schema}.controls (consumer)
+    SELECT s.id FROM unnest(scopes) AS s (id) WHERE NOT EXISTS (SELECT FROM {schema}.controls AS k WHERE k.consumer = s.id)
+    ORDER BY s.id ON CONFLICT (consumer) DO NOTHING;
+    PERFORM FROM {schema}.controls AS k WHERE k.consumer = ANY (scopes) ORDER BY k.consumer FOR NO KEY UPDATE;
+END
+$idem$;
+
+-- Makes the first row of each of these ordering keys its head. The caller holds the lock of the scopes.
+CREATE FUNCTION {schema}.lead_due(scopes int[], keys bytea[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    UPDATE {schema}.dead_letters AS d SET state = 1 WHERE d.state = 2::int2 AND d.ctid = ANY (ARRAY(
+        SELECT f.place FROM (SELECT DISTINCT u.scope, u.ordering_key FROM unnest(scopes, keys) AS u (scope, ordering_key)) AS k
+        CROSS JOIN LATERAL (
+            SELECT w.ctid AS place, w.state FROM {schema}.dead_letters AS w
+            WHERE w.consumer = k.scope AND w.ordering_key >= k.ordering_key AND w.ordering_key <= k.ordering_key AND w.state <> 0::int2
+            ORDER BY w.ordering_key, (w.taken_at IS NULL), w.id LIMIT 1) AS f
+        WHERE f.state = 2::int2));
+END
+$idem$;
+
+-- Makes dead letters due now that are over and have their payload, and returns their ids. Their attempts are counted from the beginning,
+-- and the caches of committed keys are emptied.
+CREATE FUNCTION {schema}.due_now(ids bigint[], asked_by text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET jit = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    due bigint[];
+    scopes int[];
+    busy_scopes int[];
+    busy_keys bytea[];
+BEGIN
+    scopes := ARRAY(SELECT DISTINCT d.consumer FROM {schema}.dead_letters AS d WHERE d.id = ANY (ids) AND d.state = 0::int2);
+    PERFORM {schema}.lock_due(scopes);
+    -- Ordering keys of which a row is due already. Their head gives way to an earlier row, unless it runs.
+    SELECT array_agg(k.consumer), array_agg(k.ordering_key) FROM (
+        SELECT DISTINCT d.consumer, d.ordering_key FROM {schema}.dead_letters AS d
+        WHERE d.id = ANY (ids) AND d.state = 0::int2 AND d.consumer = ANY (scopes) AND EXISTS (
+            SELECT FROM {schema}.dead_letters AS w
+            WHERE w.consumer = d.consumer AND w.ordering_key = d.ordering_key AND w.state <> 0::int2)) AS k
+    INTO busy_scopes, busy_keys;
+    UPDATE {schema}.dead_letters AS d SET state = 2 FROM unnest(busy_scopes, busy_keys) AS k (scope, ordering_key)
+    WHERE d.consumer = k.scope AND d.ordering_key = k.ordering_key AND d.state = 1::int2 AND d.taken_at IS NULL;
+    WITH chosen AS (
+        SELECT d.id, CASE WHEN d.ordering_key IS NULL OR d.id = min(d.id) OVER (PARTITION BY d.consumer, d.ordering_key)
+            AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS w
+                WHERE w.consumer = d.consumer AND w.ordering_key = d.ordering_key AND w.state <> 0::int2) THEN 1 ELSE 2 END AS state
+        FROM {schema}.dead_letters AS d
+        WHERE d.id = ANY (ids) AND d.consumer = ANY (scopes) AND d.state = 0::int2 AND (d.payload IS NOT NULL OR NOT d.has_payload)
+    ), marked AS (
+        UPDATE {schema}.dead_letters AS d SET state = chosen.state, due_at = now(), due_by = asked_by, replayed_at = NULL,
+            replay_outcome = NULL
+        FROM chosen WHERE d.id = chosen.id AND d.state = 0::int2
+        RETURNING d.id, d.consumer, d.key_id, d.payload_hash
+    ), recounted AS (
+        UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM marked AS m
+        WHERE a.consumer = m.consumer AND a.key_id = m.key_id AND a.payload_hash = m.payload_hash
+    ), emptied AS (
+        UPDATE {schema}.controls AS c SET epoch = (c.epoch + 1) % 1099511627776
+        WHERE c.consumer IN (SELECT m.consumer FROM marked AS m)
+    )
+    SELECT array_agg(m.id ORDER BY m.id) FROM marked AS m INTO due;
+    PERFORM {schema}.lead_due(busy_scopes, busy_keys);
+    RETURN QUERY SELECT u.id FROM unnest(due) AS u (id);
+END
+$idem$;
+
+-- Whether a row of the consumer is due that no worker has. Workers ask every few seconds, mostly for nothing, so it locks and writes
+-- nothing. A row behind another one whose scope has no head at all is found too: its head was erased, or deleted.
+CREATE FUNCTION {schema}.any_due(of_name text, lease bigint) RETURNS boolean
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN EXISTS (SELECT FROM {schema}.consumers AS c CROSS JOIN LATERAL (
+            SELECT FROM {schema}.dead_letters AS d
+            WHERE d.consumer = c.id AND d.state = 1::int2 AND d.due_at <= now()
+                AND (d.taken_at IS NULL OR d.taken_at < clock_timestamp() - lease::float8 * interval '1 microsecond')
+            ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT 1) AS head WHERE c.name = of_name)
+        OR EXISTS (SELECT FROM {schema}.consumers AS c CROSS JOIN LATERAL (
+            SELECT d.state FROM {schema}.dead_letters AS d
+            WHERE d.consumer = c.id AND d.state <> 0::int2 ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT 1) AS first
+        WHERE c.name = of_name AND first.state = 2::int2);
+END
+$idem$;
+
+-- Takes rows that are due, in the order in which they are to run: the heads, and behind each of them others of its ordering key while
+-- there is room. No tenant's backlog hides another's: each scope with something due gets its share. One call takes all rows of a key that
+-- run at a time, so their leases end together.
+CREATE FUNCTION {schema}.take_due(of_name text, run int, rows_max bigint, bytes_max bigint, lease bigint)
+    RETURNS TABLE (id bigint, consumer int, origin text, idempotency_key text, payload bytea, has_payload boolean, headers text,
+        message_id text, message_type text, record_key bytea, ordering_key bytea, was_taken boolean)
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+DECLARE
+    scopes int[];
+    orphans int[];
+    each_max bigint;
+    dead timestamptz := clock_timestamp() - lease::float8 * interval '1 microsecond';
+BEGIN
+    orphans := ARRAY(SELECT c.id FROM {schema}.consumers AS c CROSS JOIN LATERAL (
+            SELECT d.state FROM {schema}.dead_letters AS d
+            WHERE d.consumer = c.id AND d.state <> 0::int2 ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT 1) AS first
+        WHERE c.name = of_name AND first.state = 2::int2 LIMIT rows_max);
+    IF orphans <> '{}' THEN
+        PERFORM {schema}.lock_due(orphans);
+        PERFORM {schema}.lead_due(array_agg(w.consumer), array_agg(w.ordering_key))
+        FROM unnest(orphans) AS s (id) CROSS JOIN LATERAL (
+            SELECT d.consumer, d.ordering_key FROM {schema}.dead_letters AS d
+            WHERE d.consumer = s.id AND d.state = 2::int2 ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT rows_max) AS w;
+    END IF;
+    scopes := ARRAY(SELECT c.id FROM {schema}.consumers AS c CROSS JOIN LATERAL (
+            SELECT d.due_at FROM {schema}.dead_letters AS d
+            WHERE d.consumer = c.id AND d.state = 1::int2 AND d.due_at <= now() AND (d.taken_at IS NULL OR d.taken_at < dead)
+            ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT 1) AS head
+        WHERE c.name = of_name ORDER BY head.due_at, c.id LIMIT rows_max);
+    each_max := rows_max / greatest(cardinality(scopes), 1);
+    PERFORM {schema}.lock_due(scopes);
+    RETURN QUERY
+    WITH heads AS MATERIALIZED (
+        SELECT h.place, h.id, h.scope, h.ordering_key, h.due_at FROM unnest(scopes) AS s (id) CROSS JOIN LATERAL (
+            SELECT d.ctid AS place, d.id, d.consumer AS scope, d.ordering_key, d.due_at FROM {schema}.dead_letters AS d
+            WHERE d.consumer = s.id AND d.state = 1::int2 AND d.due_at <= now() AND (d.taken_at IS NULL OR d.taken_at < dead)
+            ORDER BY d.consumer, d.state, d.due_at, d.id LIMIT each_max FOR NO KEY UPDATE SKIP LOCKED) AS h
+    ), found AS (
+        SELECT h.place, h.due_at, h.id AS head, 0::bigint AS step FROM heads AS h
+        UNION ALL
+        SELECT f.place, h.due_at, h.id, f.step FROM heads AS h CROSS JOIN LATERAL (
+            SELECT d.ctid AS place, row_number() OVER (ORDER BY d.ordering_key, (d.taken_at IS NULL), d.id) AS step
+            FROM {schema}.dead_letters AS d
+            WHERE d.consumer = h.scope AND d.ordering_key >= h.ordering_key AND d.ordering_key <= h.ordering_key AND d.state = 2::int2
+                AND (d.taken_at IS NULL OR d.taken_at < dead)
+            ORDER BY d.ordering_key, (d.taken_at IS NULL), d.id
+            LIMIT (SELECT (rows_max - count(*)) / greatest(count(*), 1) FROM heads)) AS f
+    ), measured AS MATERIALIZED (
+        SELECT f.place, f.step, f.due_at, f.head, d.taken_at IS NOT NULL AS was_taken,
+            coalesce(sum(CASE WHEN d.payload IS NULL THEN 0 ELSE d.payload_bytes END) OVER before_it, 0) AS bytes_before
+        FROM found AS f JOIN {schema}.dead_letters AS d ON d.ctid = f.place
+        WINDOW before_it AS (ORDER BY f.step, f.due_at, f.head ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ), taken AS (
+        UPDATE {schema}.dead_letters AS d SET taken_at = clock_timestamp(), taken_by = run, taken_login = session_user
+        FROM measured AS m WHERE d.ctid = m.place AND m.bytes_before < bytes_max
+        RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers, d.message_id,
+            d.message_type, d.record_key, d.ordering_key, m.was_taken, m.step, m.due_at, m.head
+    )
+    SELECT t.id, t.consumer, t.origin, t.idempotency_key, t.payload, t.has_payload, t.headers, t.message_id, t.message_type,
+        t.record_key, t.ordering_key, t.was_taken
+    FROM taken AS t ORDER BY t.step, t.due_at, t.head;
+END
+$idem$;
+
+-- Begins the leases of these rows again, of those that the run still has.
+CREATE FUNCTION {schema}.renew_due(ids bigint[], run int) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    UPDATE {schema}.dead_letters AS d SET taken_at = clock_timestamp() FROM unnest(ids) AS e (id)
+    WHERE d.id = e.id AND d.taken_by = run AND d.taken_login = session_user;
+END
+$idem$;
+
+-- Gives rows back that did not run.
+CREATE FUNCTION {schema}.release_due(ids bigint[], run int) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    scopes int[];
+    keys bytea[];
+BEGIN
+    PERFORM {schema}.lock_due(ARRAY(SELECT DISTINCT d.consumer FROM unnest(ids) AS e (id) JOIN {schema}.dead_letters AS d ON d.id = e.id
+        WHERE d.state <> 0::int2 AND d.ordering_key IS NOT NULL));
+    WITH released AS (
+        UPDATE {schema}.dead_letters AS d SET taken_at = NULL, taken_by = NULL, taken_login = NULL,
+            state = CASE WHEN d.ordering_key IS NULL THEN 1 ELSE 2 END
+        FROM unnest(ids) AS e (id) WHERE d.id = e.id AND d.taken_by = run AND d.taken_login = session_user
+        RETURNING d.consumer, d.ordering_key
+    )
+    SELECT array_agg(r.consumer), array_agg(r.ordering_key) FROM released AS r WHERE r.ordering_key IS NOT NULL INTO scopes, keys;
+    PERFORM {schema}.lead_due(scopes, keys);
+END
+$idem$;
+
+-- Ends rows, each with its outcome, lets the next row of each ordering key go, and returns how many it has ended. A failure counts
+-- only where the run still has the row: another run may be about to handle it. A row that was handled is over whoever has it now.
+CREATE FUNCTION {schema}.end_due(ids bigint[], outcomes text[], run int) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    scopes int[];
+    keys bytea[];
+    ended bigint;
+BEGIN
+    PERFORM {schema}.lock_due(ARRAY(SELECT DISTINCT d.consumer FROM unnest(ids) AS e (id) JOIN {schema}.dead_letters AS d ON d.id = e.id
+        WHERE d.state <> 0::int2 AND d.ordering_key IS NOT NULL));
+    WITH over AS (
+        UPDATE {schema}.dead_letters AS d SET state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, taken_login = NULL,
+            replayed_at = now(), replay_outcome = e.outcome
+        FROM unnest(ids, outcomes) AS e (id, outcome)
+        WHERE d.id = e.id AND d.state <> 0::int2 AND d.taken_login = session_user
+            AND (d.taken_by = run OR e.outcome IN ('processed', 'duplicate'))
+        RETURNING d.consumer, d.ordering_key
+    )
+    SELECT count(*), array_agg(o.consumer) FILTER (WHERE o.ordering_key IS NOT NULL),
+        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL) FROM over AS o INTO ended, scopes, keys;
+    PERFORM {schema}.lead_due(scopes, keys);
+    RETURN ended;
+END
 $idem$;
 
 -- Which server this is, and which life of it: after a failover, a restore or a restart the text is another, and workers
@@ -1302,7 +1591,7 @@ DECLARE
         WHEN 'message_attempts' THEN 't.last_at < $2'
         -- What awaits a replay stays, however old.
         -- A worker writes last_at, but cannot change first_at.
-        WHEN 'dead_letters' THEN 't.last_at < $2 AND t.first_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
+        WHEN 'dead_letters' THEN 't.last_at < $2 AND t.first_at < $2 AND t.state = 0'
         WHEN 'audit' THEN 't.at < $2'
         WHEN 'worker_runs' THEN 't.started_at < $2'
         WHEN 'forgotten' THEN 't.forgotten_at < $2'
@@ -1323,7 +1612,7 @@ DECLARE
     unneeded CONSTANT text := CASE kind WHEN 'worker_runs' THEN $sql$
         AND NOT EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.retention IS NULL OR t.started_at > now() - c.retention)
         AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
-        AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
+        AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.taken_by = t.id)
         AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)$sql$ ELSE '' END;
     -- The answers that are kept beside the records go with them. Where none are, no record pays for looking.
     with_answers boolean := false;
@@ -1416,7 +1705,9 @@ END
 $idem$;
 
 -- PUBLIC may execute functions by default.
-REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.remove_expired(text, bigint, bigint),
+REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.lock_due(int[]), {schema}.lead_due(int[], bytea[]),
+    {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint), {schema}.take_due(text, int, bigint, bigint, bigint),
+    {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int), {schema}.end_due(bigint[], text[], int), {schema}.remove_expired(text, bigint, bigint),
     {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
     {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.refuse_other_first_name(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,
     bigint[]), {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json),

@@ -54,6 +54,14 @@ ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.lock_due(int[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.lead_due(int[], bytea[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.due_now(bigint[], text) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.any_due(text, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.take_due(text, int, bigint, bigint, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.renew_due(bigint[], int) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.release_due(bigint[], int) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.end_due(bigint[], text[], int) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.release_destination(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.relays(int) OWNER TO idem_migrator;
@@ -92,12 +100,13 @@ GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schem
 GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
 GRANT SELECT, INSERT, UPDATE (attempts, last_at) ON {schema}.message_attempts TO idem_worker;
 GRANT SELECT, INSERT (consumer, state, by, reason, epoch), UPDATE (state, by, reason, at, epoch) ON {schema}.controls TO idem_worker;
--- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
+-- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say. Whether and when it
+-- runs again, and who has it meanwhile, functions of the owner's write.
 GRANT SELECT, INSERT (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts, error, payload,
     payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint)
     ON {schema}.dead_letters TO idem_worker;
-GRANT UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at, replay_requested_at, replay_taken_at,
-    replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
+GRANT UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at, replayed_at,
+    replay_outcome) ON {schema}.dead_letters TO idem_worker;
 -- An event stays as it was inserted. How it went on, that it is removed when its destination has it, and who relays, functions of the
 -- owner's do. Only members of the owner let events go again or remove them unsent.
 GRANT SELECT, INSERT (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers, payload, event_hash)
@@ -115,7 +124,9 @@ GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_
     ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea), {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
+    {schema}.keep_payload(bigint, bytea), {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint),
+    {schema}.take_due(text, int, bigint, bigint, bigint), {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int),
+    {schema}.end_due(bigint[], text[], int), {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
     {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind(),
@@ -127,7 +138,7 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;
 GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_cleanup;
-GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
+GRANT SELECT (last_at, state, taken_by) ON {schema}.dead_letters TO idem_cleanup;
 GRANT SELECT (last_at) ON {schema}.message_attempts TO idem_cleanup;
 GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
 GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;

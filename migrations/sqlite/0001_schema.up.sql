@@ -104,9 +104,13 @@ CREATE TABLE "{schema}_dead_letters" (
     first_at            INTEGER NOT NULL,
     last_at             INTEGER NOT NULL,
     published_at        INTEGER,
-    replay_requested_at INTEGER,
-    replay_taken_at     INTEGER,
-    replay_taken_by     INTEGER,
+    -- 0 it is over, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
+    state               INTEGER NOT NULL DEFAULT 0 CHECK (state IN (0, 1, 2)),
+    due_at              INTEGER,
+    due_by              TEXT,
+    -- The lease of a row that runs.
+    taken_at            INTEGER,
+    taken_by            INTEGER,
     replayed_at         INTEGER,
     replay_outcome      TEXT,
     ordering_key        BLOB,
@@ -115,14 +119,18 @@ CREATE TABLE "{schema}_dead_letters" (
     fingerprint         TEXT,
     -- An operator accepted that a payload which is neither kept nor published is lost.
     loss_accepted_at    INTEGER,
-    loss_accepted_by    TEXT
+    loss_accepted_by    TEXT,
+    CHECK ((state = 0) = (due_at IS NULL)),
+    CHECK ((taken_at IS NULL) = (taken_by IS NULL) AND (taken_at IS NULL OR state <> 0))
 ) STRICT;
 
 CREATE UNIQUE INDEX "{schema}_dead_letters_identity" ON "{schema}_dead_letters" (consumer, identity);
 CREATE INDEX "{schema}_idx_dead_letters_key" ON "{schema}_dead_letters" (consumer, key_id) WHERE key_id IS NOT NULL;
 CREATE INDEX "{schema}_idx_dead_letters_last" ON "{schema}_dead_letters" (last_at);
-CREATE INDEX "{schema}_idx_dead_letters_replay" ON "{schema}_dead_letters" (consumer, id)
-    WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL;
+CREATE INDEX "{schema}_idx_dead_letters_due" ON "{schema}_dead_letters" (consumer, state, due_at, id) WHERE state <> 0;
+-- The first row of an ordering key is its head, as on PostgreSQL.
+CREATE INDEX "{schema}_idx_dead_letters_sequence" ON "{schema}_dead_letters" (consumer, ordering_key, taken_at IS NULL, id)
+    WHERE state <> 0 AND ordering_key IS NOT NULL;
 
 CREATE TABLE "{schema}_audit" (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::dead_letter::REPLAY_TAKEN_FOR;
+use idem_core::dead_letter::DUE_LEASE;
 
 use crate::scenario::{Behaviour, Scenario};
 
@@ -68,7 +68,7 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     // A replay whose process died is taken over later, and each that kills may take the others' with it.
     let kills = |behaviour: Behaviour| matches!(behaviour, Behaviour::KillsAlways | Behaviour::KillsFor(_));
     let killers = scenario.contents.iter().filter(|content| kills(content.behaviour)).count();
-    let taken_over = REPLAY_TAKEN_FOR * attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX));
+    let taken_over = DUE_LEASE * attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX));
     let replays = if scenario.events.is_empty() { Duration::ZERO } else { taken_over + messages };
     // A clock that was set back makes everything wait that goes by it, and sessions that the server holds to be alive do too.
     let store = scenario.clock_moves() + scenario.weather.lingers_max * 2;

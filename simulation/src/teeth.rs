@@ -197,6 +197,11 @@ fn all() -> Vec<Planted> {
             Theme::Small,
             "what killed its process in each attempt is set aside while the position cannot pass it (J73)",
         ),
+        planted(
+            Bug::EndsRowsBeforeCommit,
+            Theme::Small,
+            "a row that is due is ended before its effect is committed (C18)",
+        ),
         planted(Bug::RestingLaneSpins, Theme::Any, "a lane that rests is woken by what is due, and spins (N1)"),
         planted(
             Bug::TrustsTheBrokersCount,

@@ -2,6 +2,7 @@
 
 pub(crate) mod accept_loss;
 pub(crate) mod groups;
+pub(crate) mod wait;
 
 use idem_core::dead_letter::Reason;
 
@@ -38,8 +39,8 @@ WHERE NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.id = asked.id)"
 const LIST: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS \"group\", d.attempts,
     d.copies, d.last_at, d.error,
-    CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
-        WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
+    CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.taken_at IS NOT NULL THEN 'running'
+        WHEN d.state <> 0::int2 THEN 'awaited' END AS replay
 {chosen} ORDER BY {open} DESC, d.id DESC LIMIT $7::int8";
 
 const SHOW: &str = "\
@@ -47,7 +48,7 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, pg_catalog.
     d.fingerprint AS \"group\", d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept, d.first_at, d.last_at, d.published_at,
     d.loss_accepted_at, d.loss_accepted_by,
-    d.replay_requested_at, d.replay_taken_at, d.replayed_at, d.replay_outcome
+    d.due_at, d.due_by, d.taken_at, d.replayed_at, d.replay_outcome
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer WHERE d.id = $1::int8";
 
 const PAYLOAD: &str = "\
@@ -84,7 +85,7 @@ WHERE why IS NOT NULL GROUP BY hopeless.reason ORDER BY hopeless.reason";
 const REKEY: &str = "\
 WITH changed AS (
     UPDATE {schema}.dead_letters SET idempotency_key = $2::text, key_id = {schema}.key_id($2::text)
-    WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL) RETURNING id, consumer
+    WHERE id = $1::int8 AND state = 0::int2 RETURNING id, consumer
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
     SELECT $3::text, 'change-key', consumer, $2::text, pg_catalog.format('dead letter %s', id) FROM changed
@@ -97,7 +98,7 @@ const REFILL: &str = "\
 WITH changed AS (
     UPDATE {schema}.dead_letters SET payload = pg_catalog.decode($2::text, 'hex'), has_payload = true,
         payload_bytes = pg_catalog.length($2::text) / 2, identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
-    WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+    WHERE id = $1::int8 AND state = 0::int2
     RETURNING id, consumer, idempotency_key
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
@@ -105,25 +106,24 @@ WITH changed AS (
 )
 SELECT pg_catalog.count(*) FROM changed";
 
-/// Marks those that do not wait already, empties the caches of committed keys, and writes the trail. A replay counts its
-/// attempts anew, so the old count goes with the mark. Further parameter: 7 who.
+const IDS: &str = "SELECT d.id {chosen} ORDER BY d.id";
+
+/// Makes those due that are not due already, and writes the trail. Parameters: 1 ids, 2 who.
 const REPLAY: &str = "\
-WITH asked AS (
-    UPDATE {schema}.dead_letters SET replay_requested_at = pg_catalog.now(), replay_taken_at = NULL, replay_taken_by = NULL,
-        replayed_at = NULL, replay_outcome = NULL
-    WHERE id = ANY (ARRAY(SELECT d.id {chosen})) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-    RETURNING id, consumer, idempotency_key, key_id, payload_hash
-), anew AS (
-    UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM asked
-    WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id AND a.payload_hash = asked.payload_hash
-), emptied AS (
-    INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer
-    ON CONFLICT (consumer) DO UPDATE SET epoch = (c.epoch + 1) % 1099511627776
+WITH asked AS MATERIALIZED (
+    SELECT due AS id FROM {schema}.due_now($1::int8[], $2::text) AS due
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $7::text, 'replay', consumer, idempotency_key, pg_catalog.format('dead letter %s', id) FROM asked
+    SELECT $2::text, 'replay', d.consumer, d.idempotency_key, pg_catalog.format('dead letter %s', d.id)
+    FROM {schema}.dead_letters AS d WHERE d.id = ANY (ARRAY(SELECT asked.id FROM asked))
 )
 SELECT pg_catalog.count(*) FROM asked";
+
+/// How many of these wait or run, and how many have failed again. Parameter: 1 ids.
+const LEFT: &str = "\
+SELECT pg_catalog.count(*) FILTER (WHERE d.state <> 0::int2),
+    pg_catalog.count(*) FILTER (WHERE d.state = 0::int2 AND pg_catalog.starts_with(d.replay_outcome, 'failed'))
+FROM {schema}.dead_letters AS d WHERE d.id = ANY ($1::int8[])";
 
 /// Further parameters: 7 who, 8 why.
 const DROP: &str = "\
@@ -291,12 +291,15 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
         }
     }
     let forgotten = forget_first(database, replay).await?;
-    let mut binds = chosen(which);
-    binds.push(Bind::Text(&by));
-    let asked = database.act(&statement(REPLAY, which), &binds).await?;
-    let report = Report::said(format!(
-        "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
-    ));
+    let ids = database.table(&statement(IDS, which), &chosen(which)).await?;
+    let ids: Vec<i64> = ids.rows().iter().map(|row| row.number("id")).collect();
+    let asked = database.act(REPLAY, &[Bind::Numbers(&ids), Bind::Text(&by)]).await?;
+    let report = if replay.wait {
+        let binds = [Bind::Numbers(&ids)];
+        wait::until_over(ids.len(), async || database.numbers(LEFT, &binds).await).await?
+    } else {
+        wait::asked(asked)
+    };
     let restore = |batch| format!("To take back the records forgotten for it: idem forgotten restore {batch}");
     Ok(forgotten.into_iter().map(restore).fold(report, Report::line))
 }

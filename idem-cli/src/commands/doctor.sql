@@ -66,7 +66,7 @@ UNION ALL
 SELECT 'warning', pg_catalog.format('%s replays of %s are awaited for more than 10 minutes', pg_catalog.count(*), c.name),
     pg_catalog.format('Start a worker with --consumer %s, or look why none takes messages in: idem consumers list', c.name)
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
-WHERE d.replay_requested_at < pg_catalog.now() - interval '10 minutes' AND d.replayed_at IS NULL GROUP BY c.name
+WHERE d.state <> 0::int2 AND d.due_at < pg_catalog.now() - interval '10 minutes' GROUP BY c.name
 UNION ALL
 SELECT 'warning', pg_catalog.format('process %s (%s) has been in a transaction since %s: no row that is removed makes room until it ends',
         pid, application_name, xact_start),

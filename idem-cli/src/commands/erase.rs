@@ -79,10 +79,8 @@ const ERASE: &str = "\
     FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
 ), letters AS (
     UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
-        headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, 
-        replay_requested_at = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_requested_at END,
-        replay_taken_at = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_taken_at END,
-        replay_taken_by = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_taken_by END,
+        headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, state = 0,
+        due_at = NULL, taken_at = NULL, taken_by = NULL, taken_login = NULL,
         identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), loss_accepted_at = pg_catalog.now(),
         loss_accepted_by = $3::text
     FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer

@@ -32,7 +32,7 @@ ORDER BY c.name, c.tenant, a.first_at";
 
 const DEAD_LETTERS: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, d.first_at, d.last_at, d.origin,
-    d.replay_requested_at, d.replay_outcome, d.idempotency_key IS NULL AS erased
+    d.due_at, d.replay_outcome, d.idempotency_key IS NULL AS erased
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 

@@ -22,7 +22,7 @@ LEFT JOIN (
 LEFT JOIN (
     SELECT consumer, pg_catalog.count(*) AS dead_letters, pg_catalog.sum(copies) AS copies,
         pg_catalog.sum(CASE WHEN payload IS NULL THEN 0::int8 ELSE payload_bytes END)::int8 AS bytes,
-        pg_catalog.count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
+        pg_catalog.count(*) FILTER (WHERE state <> 0::int2) AS awaiting_replay
     FROM {schema}.dead_letters GROUP BY consumer
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant";

@@ -41,7 +41,7 @@ LEFT JOIN (
 LEFT JOIN (
     SELECT consumer, count(*) AS dead_letters, sum(copies) AS copies,
         sum(CASE WHEN payload IS NULL THEN 0 ELSE payload_bytes END) AS bytes,
-        count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
+        count(*) FILTER (WHERE state <> 0) AS awaiting_replay
     FROM "{schema}_dead_letters" GROUP BY consumer
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant"#;

@@ -32,16 +32,16 @@ const OPEN: &str = "(d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = '
 const LIST: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS "group", d.attempts, d.copies,
     {at}d.last_at{} AS last_at, d.error,
-    CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
-        WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
+    CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.taken_at IS NOT NULL THEN 'running'
+        WHEN d.state <> 0 THEN 'awaited' END AS replay
 {chosen} ORDER BY {open} DESC, d.id DESC LIMIT ?7"#;
 
 const SHOW: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
     d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept, {at}d.first_at{} AS first_at, {at}d.last_at{} AS last_at,
-    {at}d.published_at{} AS published_at, {at}d.replay_requested_at{} AS replay_requested_at,
-    {at}d.replayed_at{} AS replayed_at, d.replay_outcome
+    {at}d.published_at{} AS published_at, {at}d.due_at{} AS due_at, d.due_by,
+    {at}d.taken_at{} AS taken_at, {at}d.replayed_at{} AS replayed_at, d.replay_outcome
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer WHERE d.id = ?1"#;
 
 const PAYLOAD: &str = r#"SELECT payload, headers FROM "{schema}_dead_letters" WHERE id = ?1"#;
@@ -51,11 +51,17 @@ const NOTE_READ: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, ?3, consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
-/// The rows that the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
+/// The rows that the statement before it has marked. Parameters: 1 ids, 2 who, 3 now.
 const NOTE_REPLAY: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
-SELECT ?2, ?3, 'replay', consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters"
-WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2"#;
+SELECT ?3, ?2, 'replay', consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters"
+WHERE id IN (SELECT value FROM json_each(?1)) AND state <> 0 AND due_at = ?3"#;
+
+/// As on PostgreSQL. Parameter: 1 ids.
+const LEFT: &str = r#"
+SELECT count(*) FILTER (WHERE state <> 0) AS waiting,
+    count(*) FILTER (WHERE state = 0 AND substr(replay_outcome, 1, 6) = 'failed') AS failed
+FROM "{schema}_dead_letters" WHERE id IN (SELECT value FROM json_each(?1))"#;
 
 /// As on PostgreSQL: one error stands for all of the group, the newest. Parameters: 1 consumer or NULL, 2 how many at most.
 const GROUPS: &str = r#"
@@ -183,9 +189,17 @@ async fn replay(mut file: File, asked: &Replay) -> Result<Report, Failure> {
     }
     confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), asked.yes.yes)?;
     let (now, by) = (file.number("SELECT {now}", &[]).await?, file.by.clone());
-    let ids = format!("{ids:?}");
-    let mark = BookkeepingStatements::sqlite(&file.schema).request_replays;
-    let [_, asked] = file.act([&*mark, NOTE_REPLAY], &[ids.as_str().into(), now.into(), by.as_str().into()]).await?;
+    let (all, ids) = (ids.len(), format!("{ids:?}"));
+    let mark = BookkeepingStatements::sqlite(&file.schema).due_now;
+    let is_waited_for = asked.wait;
+    let [_, asked] = file.act([&*mark, NOTE_REPLAY], &[ids.as_str().into(), by.as_str().into(), now.into()]).await?;
+    if is_waited_for && all > 0 {
+        return dead_letters::wait::until_over(all, async || {
+            let left = file.table(LEFT, &[ids.as_str().into()]).await?;
+            Ok(left.rows().first().map_or([0, 0], |row| [row.number("waiting"), row.number("failed")]))
+        })
+        .await;
+    }
     if asked == 0 {
         // A mistyped number must not look like success.
         return Err(Failure::refused(
@@ -193,7 +207,7 @@ async fn replay(mut file: File, asked: &Replay) -> Result<Report, Failure> {
              large to keep. `idem dead-letters list --consumer NAME` shows those that there are",
         ));
     }
-    Ok(Report::said(format!("{asked} asked for")))
+    Ok(dead_letters::wait::asked(asked))
 }
 
 async fn groups(mut file: File, asked: &Groups) -> Result<Report, Failure> {

@@ -29,7 +29,7 @@ WHERE a.key_id = ?1 AND a.attempts > 0 AND (?2 IS NULL OR c.name = ?2) ORDER BY 
 
 const DEAD_LETTERS: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, {at}d.first_at{} AS first_at,
-    {at}d.last_at{} AS last_at, d.origin, {at}d.replay_requested_at{} AS replay_requested_at, d.replay_outcome,
+    {at}d.last_at{} AS last_at, d.origin, {at}d.due_at{} AS due_at, d.replay_outcome,
     d.idempotency_key IS NULL AS erased
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE d.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY d.id"#;
@@ -212,9 +212,7 @@ WHERE {hold}"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
     message_id = NULL, record_key = NULL, ordering_key = NULL,
-    replay_requested_at = iif(replayed_at IS NULL, NULL, replay_requested_at),
-    replay_taken_at = iif(replayed_at IS NULL, NULL, replay_taken_at),
-    replay_taken_by = iif(replayed_at IS NULL, NULL, replay_taken_by), identity = randomblob(32), loss_accepted_at = {now},
+    state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, identity = randomblob(32), loss_accepted_at = {now},
     loss_accepted_by = ?4
 WHERE {hold}"#,
     r#"UPDATE "{schema}_forgotten" SET idempotency_key = '' WHERE {hold}"#,

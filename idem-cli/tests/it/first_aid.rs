@@ -119,7 +119,7 @@ async fn a_reader_that_goes_away_is_no_error() {
 #[tokio::test]
 async fn an_erased_key_still_says_how_its_replay_ended_and_who_erased_it() {
     let fixture = crate::dead_letters::fixture().await;
-    let ended = "UPDATE dead_letters SET replay_requested_at = now(), replay_taken_at = now(), replayed_at = now(),
+    let ended = "UPDATE dead_letters SET replayed_at = now(),
         replay_outcome = 'processed' WHERE id = 1";
     fixture.run(ended).await;
     fixture.idem("erase order-1 --reason art-17 --yes").ok();

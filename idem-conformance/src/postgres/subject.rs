@@ -160,10 +160,7 @@ fn age(by: Duration) -> String {
         ("processed_messages", &["processed_at", "expires_at"]),
         ("units", &["at"]),
         ("message_attempts", &["first_at", "last_at"]),
-        (
-            "dead_letters",
-            &["first_at", "last_at", "published_at", "replay_requested_at", "replay_taken_at", "replayed_at"],
-        ),
+        ("dead_letters", &["first_at", "last_at", "published_at", "due_at", "taken_at", "replayed_at"]),
         ("audit", &["at"]),
         ("outbox", &["created_at", "not_before", "first_sent_at"]),
         ("outbox_destinations", &["relayed_until", "relay_lost_at"]),

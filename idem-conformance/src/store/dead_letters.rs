@@ -5,9 +5,8 @@ use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
     Bytes, ConsumerName, DedupConsumer, Effects, ErrorClass, HandlerError, Message, Store as _, Tenant,
-    consumer::Decided,
-    consumer::{Keep, SetAside},
-    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, Reason, ReplayEnd, StoredDeadLetter},
+    consumer::{Decided, Keep, SetAside},
+    dead_letter::{DeadLetter, DeadLetterId, DueEnd, FailureKind, Fingerprint, Reason, StoredDeadLetter},
     hash::PayloadHash,
     message::Origin,
     store::{Bookkeeping, ControlState, Registered},
@@ -27,7 +26,7 @@ async fn payloads<T: StoreUnderTest>(
     stored: &[DeadLetterId],
 ) -> Vec<Option<String>> {
     assert_eq!(
-        fixture.store.bookkeeping().request_replay(stored).await.unwrap(),
+        fixture.store.bookkeeping().due_now(stored, "ann").await.unwrap(),
         stored.len() as u64,
         "all can be replayed"
     );
@@ -82,7 +81,7 @@ pub async fn a29_a_copy_from_another_origin_is_counted<T: StoreUnderTest>(subjec
     let second = store_dead_letter(&fixture, &copy("q/2", "two")).await;
     assert_eq!((second.id, second.copies, second.origin.as_str()), (first.id, 2, "q/1"));
     assert_eq!(store_dead_letter(&fixture, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[first.id], "ann").await.unwrap(), 1);
     assert_eq!(take(&fixture, &registered).await[0].message.headers().text("trace"), Some("one"));
 }
 
@@ -137,9 +136,9 @@ async fn replayed<T: StoreUnderTest>(
     letter: &DeadLetter,
 ) -> DeadLetterId {
     let id = store_dead_letter(fixture, letter).await.id;
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1);
     assert_eq!(take(fixture, registered).await.len(), 1);
-    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    fixture.store.bookkeeping().end_due(registered.run, &[(id, DueEnd::Processed)]).await.unwrap();
     id
 }
 
@@ -169,7 +168,7 @@ pub async fn a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again<T:
     assert!(again.id == id && again.replayed.is_some(), "a crash brings the first one back: {again:?}");
     let copy = store_dead_letter(&fixture, &copy("q/2")).await;
     assert!(copy.id == id && copy.copies == 2 && copy.replayed.is_none(), "{copy:?}");
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1);
 }
 
 /// A30: without a key nothing says that two messages are one, however equal they are: each origin has a row of its own. The
@@ -273,7 +272,7 @@ pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreU
         assert_eq!((state(&kept), kept.id), ((true, false, 1), first.id));
         assert_eq!(state(&store_dead_letter(&fixture, &small).await), (true, false, 1), "what is kept stays");
         assert_eq!(payloads(&fixture, &registered, &[first.id]).await, some(&["a long one"]));
-        fixture.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+        fixture.store.bookkeeping().end_due(registered.run, &[(first.id, DueEnd::Processed)]).await.unwrap();
     }
     let tombstone = Message::tombstone().with_origin(Origin::new("q/t"));
     let nothing = DeadLetter { keep_payload: false, ..letter(&registered, tombstone, None, Reason::MissingKey) };
@@ -384,13 +383,14 @@ pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderT
         assert_eq!(next_attempt(&fixture, &registered, "paid").await, attempt);
     }
     let epoch = fixture.store.bookkeeping().control(registered.scope).await.unwrap().epoch;
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1);
     assert_eq!(next_attempt(&fixture, &registered, "paid").await, 1);
     assert!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().epoch > epoch);
     // The state that an operator has set is not touched.
     fixture.store.bookkeeping().set_control(registered.scope, ControlState::Paused, "ann", "a look").await.unwrap();
-    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(take(&fixture, &registered).await.len(), 1);
+    fixture.store.bookkeeping().end_due(registered.run, &[(id, DueEnd::Processed)]).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1);
     assert_eq!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
 }
 
@@ -422,10 +422,10 @@ pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnder
         "a row without a payload counts too: {three}"
     );
     // A dead letter that a replay has handled waits for cleanup alone.
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[first.id], "ann").await.unwrap(), 1);
     assert_eq!(bytes(&orders).await, three);
     assert_eq!(take(&fixture, &registered).await.len(), 1);
-    fixture.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+    fixture.store.bookkeeping().end_due(registered.run, &[(first.id, DueEnd::Processed)]).await.unwrap();
     assert_eq!(bytes(&orders).await, three - one);
     // A total below the limit is answered in full.
     let all = fixture.store.bookkeeping().dead_letter_bytes(&orders, u64::MAX).await.unwrap();

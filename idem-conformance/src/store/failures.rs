@@ -6,8 +6,7 @@ use idem_core::{
     Bytes, ConsumerName, ErrorClass, Message, Store as _,
     cleanup::Expiring,
     dead_letter::{
-        DeadLetter, DeadLetterId, FailureKind, Fingerprint, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd,
-        StoredDeadLetter,
+        DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, FailureKind, Fingerprint, Reason, StoredDeadLetter,
     },
     hash::PayloadHash,
     message::{Headers, OrderingKey, Origin},
@@ -162,9 +161,11 @@ pub(super) async fn listed<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> Vec<S
     within("listing dead letters", fixture.store.bookkeeping().dead_letters(&orders, 100)).await.unwrap()
 }
 
-pub(super) async fn take<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered) -> Vec<Replay> {
+pub(super) async fn take<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered) -> Vec<Due> {
     let orders = ConsumerName::new("orders").unwrap();
-    within("taking replays", fixture.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
+    within("taking replays", fixture.store.bookkeeping().take_due(&orders, registered.run, DueRoom::rows(10)))
+        .await
+        .unwrap()
 }
 
 /// A dead letter keeps its facts, for every reason; one without key and hash too.
@@ -299,7 +300,7 @@ pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
     letter.error = "it's \"broken\" {} %s \\".to_owned();
     let stored = store_dead_letter(&fixture, &letter).await;
     assert_eq!((stored.error.as_str(), stored.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[stored.id], "ann").await.unwrap(), 1);
     let replays = take(&fixture, &registered).await;
     assert_eq!(replays.len(), 1);
     assert_same(&replays[0].message, &message);
@@ -352,10 +353,13 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
         );
     }
     assert!(take(&fixture, &registered).await.is_empty(), "no replay was asked for yet");
-    assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
+    assert_eq!(fixture.store.bookkeeping().due_now(&ids, "ann").await.unwrap(), 3);
     let mut replays = take(&fixture, &registered).await;
     replays.sort_by_key(|replay| replay.id);
-    assert_eq!(replays.iter().map(|replay| replay.id).collect::<Vec<_>>(), ids);
+    assert_eq!(
+        replays.iter().map(|row| (row.id, row.was_taken)).collect::<Vec<_>>(),
+        [(ids[0], false), (ids[1], false), (ids[2], false)]
+    );
     for (number, (replay, message)) in replays.iter().zip(&messages).enumerate() {
         assert_same(&replay.message, message);
         assert_eq!(replay.scope, registered.scope);
@@ -366,7 +370,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
 async fn one_requested<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered) -> DeadLetterId {
     let letter = letter(registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::Permanent);
     let id = store_dead_letter(fixture, &letter).await.id;
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1);
     id
 }
 
@@ -380,12 +384,14 @@ pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
         let letter = letter(&registered, from(&format!("q/{number}"), &key, "p"), Some(&key), Reason::Permanent);
         ids.push(store_dead_letter(&fixture, &letter).await.id);
     }
-    assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 10);
+    assert_eq!(fixture.store.bookkeeping().due_now(&ids, "ann").await.unwrap(), 10);
     let orders = ConsumerName::new("orders").unwrap();
     let mut calls = Vec::new();
     for _ in 0..4 {
         let (store, run, orders) = (Arc::clone(&fixture.store), fixture.register().await.run, orders.clone());
-        calls.push(tokio::spawn(async move { store.bookkeeping().take_replays(&orders, run, 4).await.unwrap() }));
+        calls.push(tokio::spawn(
+            async move { store.bookkeeping().take_due(&orders, run, DueRoom::rows(4)).await.unwrap() },
+        ));
     }
     let mut taken = Vec::new();
     for call in calls {
@@ -405,13 +411,13 @@ pub async fn a_finished_replay_is_over<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
     let id = one_requested(&fixture, &registered).await;
-    let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
-    for end in [failed, ReplayEnd::Processed, ReplayEnd::Duplicate] {
+    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
+    for end in [failed, DueEnd::Processed, DueEnd::Duplicate] {
         assert_eq!(take(&fixture, &registered).await.len(), 1, "before {end:?}");
-        fixture.store.bookkeeping().finish_replay(id, end.clone()).await.unwrap();
+        fixture.store.bookkeeping().end_due(registered.run, &[(id, end.clone())]).await.unwrap();
         assert!(take(&fixture, &registered).await.is_empty(), "after {end:?}");
-        assert_eq!(listed(&fixture).await[0].replayed, end.outcome(), "after {end:?}");
-        assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
+        assert_eq!(listed(&fixture).await[0].replayed, Some(end.outcome()), "after {end:?}");
+        assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 1, "after {end:?}");
     }
 }
 
@@ -421,10 +427,10 @@ pub async fn a_released_replay_is_taken_by_another<T: StoreUnderTest>(subject: &
     let registered = fixture.register().await;
     let id = one_requested(&fixture, &registered).await;
     assert_eq!(take(&fixture, &registered).await.len(), 1);
-    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Released).await.unwrap();
+    fixture.store.bookkeeping().release_due(registered.run, &[id]).await.unwrap();
     let other = fixture.elsewhere().await;
     let taken = take(&other, &other.register().await).await;
-    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
+    assert_eq!(taken.iter().map(|row| (row.id, row.was_taken)).collect::<Vec<_>>(), [(id, false)]);
 }
 
 /// A replay whose worker died goes to another one after a while, and not before.
@@ -435,14 +441,14 @@ pub async fn an_abandoned_replay_is_taken_after_a_while<T: StoreUnderTest>(subje
     assert_eq!(take(&fixture, &registered).await.len(), 1);
     let other = fixture.elsewhere().await;
     let run = other.register().await;
-    let margin = Duration::from_secs(60);
-    if !fixture.arrange(Arrangement::Age(REPLAY_TAKEN_FOR - margin)).await {
+    let margin = Duration::from_secs(20);
+    if !fixture.arrange(Arrangement::Age(DUE_LEASE - margin)).await {
         return assert!(take(&other, &run).await.is_empty());
     }
     assert!(take(&other, &run).await.is_empty());
     fixture.arrange(Arrangement::Age(margin)).await;
     let taken = take(&other, &run).await;
-    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
+    assert_eq!(taken.iter().map(|row| (row.id, row.was_taken)).collect::<Vec<_>>(), [(id, true)]);
 }
 
 /// A dead letter whose payload was not kept is never handed out, because without its payload it would be another message.
@@ -452,7 +458,7 @@ pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest
     let mut letter = letter(&registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::TooLarge);
     letter.keep_payload = false;
     let id = store_dead_letter(&fixture, &letter).await.id;
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 0);
     assert!(take(&fixture, &registered).await.is_empty());
     assert_eq!(listed(&fixture).await.len(), 1);
 }
@@ -462,12 +468,14 @@ pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
     let id = one_requested(&fixture, &registered).await;
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[]).await.unwrap(), 0);
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[], "ann").await.unwrap(), 0);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[DeadLetterId(id.0 + 1000), id], "ann").await.unwrap(), 0);
     assert_eq!(take(&fixture, &registered).await.len(), 1);
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
+    assert_eq!(fixture.store.bookkeeping().due_now(&[id], "ann").await.unwrap(), 0, "it was taken and not finished");
     let unknown = ConsumerName::new("nobody").unwrap();
-    assert!(fixture.store.bookkeeping().take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
+    assert!(
+        fixture.store.bookkeeping().take_due(&unknown, registered.run, DueRoom::rows(10)).await.unwrap().is_empty()
+    );
     let park_elsewhere =
         DeadLetter { scope: NO_SCOPE, ..letter(&registered, from("q/9", "k", "p"), Some("k"), Reason::Permanent) };
     // A scope that the store does not know may be refused, but never mixed up with another.

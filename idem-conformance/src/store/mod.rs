@@ -57,6 +57,7 @@ pub mod consumers;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod dropped;
+pub mod due;
 pub mod events;
 pub mod failures;
 mod fixture;
@@ -351,6 +352,17 @@ macro_rules! store_conformance {
                 a_dead_letter_without_its_payload_is_not_replayed,
                 only_known_and_idle_dead_letters_can_be_replayed,
                 cleanup_keeps_what_awaits_a_replay,
+            }
+            due {
+                rows_of_an_ordering_key_run_in_their_order,
+                the_end_of_a_row_lets_the_next_of_its_key_go,
+                two_takers_split_no_key,
+                an_earlier_row_that_is_asked_for_later_waits_for_its_key,
+                a_lease_is_kept_while_it_is_renewed,
+                rows_that_are_given_back_keep_their_order,
+                an_end_is_noted_once,
+                a_tenants_backlog_hides_no_others_rows,
+                a_look_is_bounded_in_bytes,
             }
             dead_letters {
                 a29_another_message_at_a_used_origin_is_another_dead_letter,

@@ -220,7 +220,10 @@ mod broken {
         puts_effects_outside: PutsEffectsOutside by batches::a_handlers_error_leaves_nothing,
             transactions::nothing_is_visible_before_the_commit;
         records_outside: RecordsOutside by batches::a_handlers_error_leaves_nothing, dropped::a_dropped_unit_leaves_nothing;
-        replays_twice: ReplaysTwice by failures::an_abandoned_replay_is_taken_after_a_while;
+        replays_twice: ReplaysTwice by failures::an_abandoned_replay_is_taken_after_a_while, due::two_takers_split_no_key;
+        takes_followers_alone: TakesFollowersAlone by due::the_end_of_a_row_lets_the_next_of_its_key_go,
+            due::two_takers_split_no_key;
+        renews_no_rows: RenewsNoRows by due::a_lease_is_kept_while_it_is_renewed;
         shares_hash_rules: SharesHashRules by consumers::hash_rule_ids_are_stable_and_distinct,
             consumers::an_unknown_hash_rule_is_a_conflict_of_its_own_kind;
         uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;

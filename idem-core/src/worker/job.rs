@@ -39,11 +39,11 @@ impl HoldKey {
     }
 }
 
-/// The replay or delivery that waits for the settlement.
+/// The delivery that waits for the settlement, or the row of a dead letter that runs again.
 #[derive(Debug)]
 pub(crate) enum DeliveredBy<H> {
     Broker(H),
-    Replay(DeadLetterId),
+    Row(DeadLetterId),
 }
 
 /// That a message is to be set aside, and why.
@@ -141,7 +141,7 @@ pub(crate) struct Job<H> {
     pub(crate) received_at: Instant,
     /// Its number among the messages of its lane, in the order in which they came.
     pub(crate) turn: u64,
-    /// `None` for a replay, of which only a few are taken at a time.
+    /// `None` for a row, of which a bounded number is taken at a time.
     pub(crate) permit: Option<Permit>,
 }
 
@@ -183,7 +183,7 @@ impl<H> Job<H> {
     /// each, so all stay counted.
     pub(crate) fn attempt_counted(&self, number: u32) -> u32 {
         let before = self.attempt.number();
-        let may_have_run = self.redelivered || self.is_replay();
+        let may_have_run = self.redelivered || self.is_row();
         if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
             return number;
         }
@@ -205,11 +205,11 @@ impl<H> Job<H> {
     /// Whether nothing is lost where it goes back to the broker and comes again: it was not found to fail for good, and no
     /// connection was lost under it, which is counted in memory only.
     pub(crate) fn may_go_back(&self) -> bool {
-        !self.is_replay() && self.dead.is_none() && self.lost == 0
+        !self.is_row() && self.dead.is_none() && self.lost == 0
     }
 
-    pub(crate) fn is_replay(&self) -> bool {
-        matches!(self.from, DeliveredBy::Replay(_))
+    pub(crate) fn is_row(&self) -> bool {
+        matches!(self.from, DeliveredBy::Row(_))
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod builder;
 mod committed_keys;
+mod due;
 pub(crate) mod error;
 mod in_flight;
 mod intake;
@@ -21,7 +22,7 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -59,7 +60,9 @@ use crate::{
     },
     worker::{
         committed_keys::CommittedKeys,
+        due::DueRows,
         in_flight::InFlight,
+        intake::LaneSenders,
         lane::Lane,
         quota::Quota,
         settler::Settlement,
@@ -237,13 +240,13 @@ impl<S: Store, B: Source> Worker<S, B> {
             ),
         );
         supervise(&background, &shared, "observer", view::run(Arc::clone(&shared), self.view()));
-        supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
+        supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared)));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
         supervise(&background, &shared, "usage", tasks::usage(Arc::clone(&shared)));
         if let Some(idle_for) = self.settings.until_idle {
             supervise(&background, &shared, "until-idle", tasks::until_idle(Arc::clone(&shared), idle_for));
         }
-        let (stopping, writers) = self.start_writers(&shared);
+        let (stopping, writers) = self.start_writers(&shared, senders);
         shutdown.cancelled().await;
         let stop_by = Instant::now() + self.settings.drain;
         self.source.stop();
@@ -273,9 +276,10 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(self.summary(started))
     }
 
-    /// Starts what has something to write at its end: the relay and cleanup.
-    fn start_writers(&mut self, shared: &Arc<Shared<S, B>>) -> (Stopping, TaskTracker) {
+    /// Starts what has something to write at its end: the relay, cleanup, and the rows that are due.
+    fn start_writers(&mut self, shared: &Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) -> (Stopping, TaskTracker) {
         let (stopping, writers) = (Stopping::default(), TaskTracker::new());
+        supervise(&writers, shared, "due", due::run(Arc::clone(shared), lanes));
         if let Some(relay) = self.relay.take() {
             supervise(&writers, shared, "relay", tasks::relay(Arc::clone(shared), relay, stopping.clone()));
         }
@@ -322,7 +326,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             failure: Mutex::new(None),
             unrecorded_halt: Mutex::default(),
             hold_max: attached.hold_max,
-            replays: AtomicU32::new(0),
+            due: DueRows::default(),
             waits: Arc::clone(&self.waits),
             quota: Quota::default(),
             lines: LogLimiter::default(),

@@ -1,10 +1,7 @@
 //! State that every task of a worker shares.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -37,6 +34,7 @@ use crate::{
     unit::engine::Engine,
     worker::{
         committed_keys::CommittedKeys,
+        due::DueRows,
         error::WorkerError,
         in_flight::{InFlight, Permit},
         job::{DeliveredBy, Job},
@@ -83,8 +81,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// By whom and why the consumer was halted, where the store does not know it yet.
     pub(super) unrecorded_halt: Mutex<Option<(String, String)>>,
     pub(super) hold_max: Option<Duration>,
-    /// Replays that were taken and have not ended.
-    pub(super) replays: AtomicU32,
+    pub(super) due: DueRows,
     pub(super) waits: Arc<Waits>,
     pub(super) quota: Quota,
     pub(super) lines: LogLimiter,
@@ -169,11 +166,14 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    /// Gives a message back to the broker. A replay needs no giving back: it is taken again.
+    /// Gives a message back to where it came from.
     pub(super) fn release(&self, job: Job<B::Handle>, after: Duration) {
-        if let DeliveredBy::Broker(handle) = job.from {
-            self.stats.released.add(1);
-            self.settle(handle, Settle::Release { after }, job.permit);
+        match job.from {
+            DeliveredBy::Broker(handle) => {
+                self.stats.released.add(1);
+                self.settle(handle, Settle::Release { after }, job.permit);
+            }
+            DeliveredBy::Row(id) => self.due.released(id),
         }
     }
 
@@ -192,7 +192,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn skipped(&self, job: &Job<B::Handle>, recorded: &Recorded, early: bool) {
         let is_redelivery = job.redelivered || (early && !self.source.capabilities().marks_redelivery);
         let cause = match job.from {
-            DeliveredBy::Replay(_) => Cause::Replay,
+            DeliveredBy::Row(_) => Cause::Replay,
             DeliveredBy::Broker(_) if is_redelivery => Cause::Redelivery,
             DeliveredBy::Broker(_) => Cause::Producer,
         };

@@ -1,9 +1,6 @@
-//! The tasks beside the lanes: controls and replays, cleanup, the watchdog, the end of an idle run.
+//! The tasks beside the lanes: controls, cleanup, the watchdog, the end of an idle run.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -13,19 +10,10 @@ use crate::{
     error::StoreError,
     pause::Pause,
     relay::{Relay, Stopping, state::RelayView},
-    source::{Assignment, Source},
+    source::Source,
     store::{Bookkeeping as _, ControlState, Store, StoreIdentity, usage::Usage},
-    worker::{
-        committed_keys,
-        error::WorkerError,
-        intake::{self, LaneSenders},
-        job::DeliveredBy,
-        shared::Shared,
-    },
+    worker::{committed_keys, error::WorkerError, shared::Shared},
 };
-
-/// Replays that are taken at a time.
-const REPLAYS_AT_ONCE: u32 = 16;
 
 async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     tokio::select! {
@@ -34,8 +22,8 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     }
 }
 
-/// Obeys the operators' controls, and takes dead letters that they want replayed.
-pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
+/// Obeys the operators' controls, and has rows looked for that are due.
+pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
     let mut server = None;
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
@@ -51,7 +39,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
                 shared.obey(&control, asked_at);
                 interned_there(&shared, &mut server, &control.identity).await;
                 if control.state == ControlState::Running {
-                    take_replays(&shared, &lanes).await;
+                    shared.due.look();
                 }
             }
             Err(error) => {
@@ -84,30 +72,6 @@ async fn interned_there<S: Store, B: Source>(
         Err(error @ StoreError::Refused { .. }) => shared.fatal(WorkerError::Store(error)),
         Err(error) => {
             tracing::debug!(idem.consumer = %shared.consumer.name, %error, "interned names cannot be looked up");
-        }
-    }
-}
-
-async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &LaneSenders<B::Handle>) {
-    let room = REPLAYS_AT_ONCE.saturating_sub(shared.replays.load(Ordering::Relaxed));
-    if room == 0 {
-        return;
-    }
-    let taken = shared.consumer.store.bookkeeping().take_replays(&shared.consumer.name, shared.run, room).await;
-    let replays = match taken {
-        Ok(replays) => replays,
-        Err(error) => {
-            return tracing::debug!(idem.consumer = %shared.consumer.name, %error, "replays cannot be taken");
-        }
-    };
-    for replay in replays {
-        shared.replays.fetch_add(1, Ordering::Relaxed);
-        let from = DeliveredBy::Replay(replay.id);
-        let job = intake::identify(shared, replay.message, replay.key, from, Assignment::default(), None).await;
-        if let Some(mut job) = job {
-            // It failed before, so it runs alone.
-            job.isolate();
-            intake::hand_over_one(shared, lanes, job);
         }
     }
 }
@@ -171,7 +135,8 @@ pub(super) async fn until_idle<S: Store, B: Source>(shared: Arc<Shared<S, B>>, i
             shared.fatal(WorkerError::Halted);
             return;
         }
-        if shared.is_empty() && shared.source.is_idle().await && is_relayed(&shared).await && shared.is_empty() {
+        let is_empty = || shared.is_empty() && shared.due.is_empty();
+        if is_empty() && shared.source.is_idle().await && is_relayed(&shared).await && is_empty() {
             // An event that came due and was sent meanwhile was no pause.
             let settled_now = relayed();
             if settled_now != settled {

@@ -37,7 +37,7 @@ impl Place {
     pub(crate) fn of<H>(job: &Job<H>) -> Option<Self> {
         let claim = job.item.claim.as_ref()?;
         match job.from {
-            DeliveredBy::Replay(_) => None,
+            DeliveredBy::Row(_) => None,
             DeliveredBy::Broker(_) => Some(Self {
                 origin: job.item.message.origin().as_str().into(),
                 scope: claim.scope,

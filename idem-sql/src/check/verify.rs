@@ -77,16 +77,21 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 29] = [
+const FUNCTIONS: [&str; 37] = [
+    "any_due(text, bigint)",
     "as_json(bytea)",
     "count_events(integer, text)",
     "count_messages(integer, bigint[], bigint)",
+    "due_now(bigint[], text)",
+    "end_due(bigint[], text[], integer)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
     "hold_slots(integer, text, bigint, boolean)",
     "key_id(text)",
+    "lead_due(integer[], bytea[])",
     "lease_destination(integer, text, bigint, bigint, text, bigint, boolean)",
     "let_followers_go(integer, bytea[])",
+    "lock_due(integer[])",
     "mark_behind(integer, bigint[])",
     "next_events(integer, bigint, bigint)",
     "next_messages(integer, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint)",
@@ -99,14 +104,17 @@ const FUNCTIONS: [&str; 29] = [
     "refuse_unsealed_commit()",
     "relays(integer)",
     "release_destination(integer, text)",
+    "release_due(bigint[], integer)",
     "release_slots(integer, text, bigint[], bigint[])",
     "remove_expired(text, bigint, bigint)",
     "remove_messages(integer, text, bigint[], bigint[], bigint[], bigint[])",
+    "renew_due(bigint[], integer)",
     "retry_events(bigint[], text[], boolean)",
     SEQUENCES_BEHIND,
     "server_identity()",
     "settle_events(integer, bigint[], text[], json)",
     "skip_events(bigint[], text[])",
+    "take_due(text, integer, bigint, bigint, bigint)",
 ];
 
 /// The function that compares sequences with the rows of their columns.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use idem_core::{
     ConsumerName, IdempotencyKey, StoreError, Tenant,
     dead_letter::{
-        DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd, StoredDeadLetter,
+        DEAD_LETTER_ROW_BYTES, DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, Reason, StoredDeadLetter,
     },
     hash::PayloadHash,
     store::{
@@ -148,49 +148,64 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         rows.iter().map(dead_letters::stored).collect()
     }
 
-    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
+    async fn due_now(&self, ids: &[DeadLetterId], by: &str) -> Result<u64, StoreError> {
         let driver = &*self.driver;
-        let ids: Vec<i64> = ids.iter().map(|id| id.0).collect();
-        let parameters = [ids.as_slice().into()];
-        let text = &driver.bookkeeping_statements().request_replays;
+        let (ids, by) = (numbers(ids), storable(by));
+        let parameters = [ids.as_slice().into(), by.as_str().into()];
+        let text = &driver.bookkeeping_statements().due_now;
         Ok(driver.rows("requesting a replay", text, &parameters).await?.len() as u64)
     }
 
-    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
+    async fn take_due(&self, consumer: &ConsumerName, run: RunId, room: DueRoom) -> Result<Vec<Due>, StoreError> {
         let driver = &*self.driver;
-        let (doing, statements) = ("taking replays", driver.bookkeeping_statements());
-        let (name, taken_for) = (consumer.as_str().into(), microseconds(REPLAY_TAKEN_FOR).into());
-        if !row(driver, doing, &statements.replays_waiting, &[name, taken_for]).await?.get("waiting")? {
+        let (doing, statements) = ("taking rows that are due", driver.bookkeeping_statements());
+        let (name, lease) = (consumer.as_str().into(), microseconds(DUE_LEASE).into());
+        if !row(driver, doing, &statements.any_due, &[name, lease]).await?.get("waiting")? {
             return Ok(Vec::new());
         }
-        let parameters = [name, run.0.into(), i64::from(max).into(), taken_for];
-        let rows = driver.rows(doing, &statements.take_replays, &parameters).await?;
-        let mut replays = Vec::with_capacity(rows.len());
+        let bytes = i64::try_from(room.bytes).unwrap_or(i64::MAX).into();
+        let parameters = [name, run.0.into(), i64::from(room.rows).into(), bytes, lease];
+        let rows = driver.rows(doing, &statements.take_due, &parameters).await?;
+        let (mut due, mut damaged) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in &rows {
-            match dead_letters::replay(row) {
-                Ok(replay) => replays.push(replay),
+            match dead_letters::due(row) {
+                Ok(row) => due.push(row),
                 // The others were taken with it, and run (S57).
                 Err(error) => {
                     let id = DeadLetterId(row.get("id")?);
                     tracing::warn!(idem.consumer = %consumer, dead_letter = id.0, %error, "a dead letter cannot be replayed");
-                    let end = ReplayEnd::Failed { reason: Reason::Malformed, error: error.to_string() };
-                    self.finish_replay(id, end).await?;
+                    damaged.push((id, DueEnd::Failed { reason: Reason::Malformed, error: error.to_string() }));
                 }
             }
         }
-        replays.sort_by_key(|replay| replay.id);
-        Ok(replays)
+        self.end_due(run, &damaged).await?;
+        Ok(due)
     }
 
-    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
+    async fn renew_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError> {
         let driver = &*self.driver;
-        let outcome = end.outcome().map(|outcome| storable(&outcome));
-        let (doing, statements) = ("finishing a replay", driver.bookkeeping_statements());
-        match outcome.as_deref() {
-            Some(outcome) => driver.rows(doing, &statements.finish_replay, &[id.0.into(), outcome.into()]).await,
-            None => driver.rows(doing, &statements.release_replay, &[id.0.into()]).await,
+        let ids = numbers(ids);
+        let parameters = [ids.as_slice().into(), run.0.into()];
+        driver.rows("renewing leases", &driver.bookkeeping_statements().renew_due, &parameters).await.map(|_| ())
+    }
+
+    async fn release_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let ids = numbers(ids);
+        let parameters = [ids.as_slice().into(), run.0.into()];
+        driver.rows("giving rows back", &driver.bookkeeping_statements().release_due, &parameters).await.map(|_| ())
+    }
+
+    async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError> {
+        if ends.is_empty() {
+            return Ok(());
         }
-        .map(|_| ())
+        let driver = &*self.driver;
+        let (ids, outcomes): (Vec<i64>, Vec<String>) =
+            ends.iter().map(|(id, end)| (id.0, storable(&end.outcome()))).unzip();
+        let outcomes: Vec<&str> = outcomes.iter().map(String::as_str).collect();
+        let parameters = [ids.as_slice().into(), outcomes.as_slice().into(), run.0.into()];
+        driver.rows("ending replays", &driver.bookkeeping_statements().end_due, &parameters).await.map(|_| ())
     }
 
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
@@ -237,4 +252,8 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             .await
             .map(|_| ())
     }
+}
+
+fn numbers(ids: &[DeadLetterId]) -> Vec<i64> {
+    ids.iter().map(|id| id.0).collect()
 }

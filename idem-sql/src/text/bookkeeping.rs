@@ -169,9 +169,8 @@ UPDATE {schema}.dead_letters AS d SET
     copies = least(d.copies, 9223372036854775806::int8) + ($3::text NOT IN (d.origin, d.last_origin))::int4::int8,
     last_origin = CASE WHEN $3::text = d.origin THEN d.last_origin ELSE $3::text END,
     reason = $4::text, attempts = $5::int4, error = $6::text, fingerprint = $7::text, last_at = pg_catalog.now(),
-    (replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) = (
-        SELECT d.replay_requested_at, d.replay_taken_at, d.replay_taken_by, d.replayed_at, d.replay_outcome
-        WHERE d.replayed_at IS NULL OR $3::text IN (d.origin, d.last_origin))
+    (replayed_at, replay_outcome) = (
+        SELECT d.replayed_at, d.replay_outcome WHERE $3::text IN (d.origin, d.last_origin))
 WHERE d.consumer = $1::int4 AND d.identity = $2::bytea
 RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fingerprint, d.copies,
     (extract(epoch FROM d.first_at) * 1000000::numeric)::int8 AS first_at,
@@ -230,63 +229,35 @@ SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.finge
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
 
-    /// Asks for a replay of those that can be replayed: their payload was kept and they are not waiting already. They have all
-    /// their attempts again, and the caches of committed keys of their consumers are emptied.
+    /// Makes dead letters due now: those whose payload was kept and that are not due already. They have all their attempts again, and
+    /// the caches of committed keys of their consumers are emptied.
     ///
-    /// Parameter: 1 ids `int8[]`, in SQLite a JSON array. Result: `id int8` of each that was marked.
-    request_replays: "\
-WITH asked AS (
-    UPDATE {schema}.dead_letters SET replay_requested_at = pg_catalog.now(), replay_taken_at = NULL, replay_taken_by = NULL,
-        replayed_at = NULL, replay_outcome = NULL
-    WHERE id = ANY ($1::int8[]) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-        AND (payload IS NOT NULL OR NOT has_payload)
-    RETURNING id, consumer, key_id, payload_hash
-), anew AS (
-    UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM asked
-    WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id AND a.payload_hash = asked.payload_hash
-), emptied AS (
-    INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer
-    ON CONFLICT (consumer) DO UPDATE SET epoch = (c.epoch + 1) % 1099511627776
-)
-SELECT id FROM asked";
+    /// Parameters: 1 ids `int8[]`, in SQLite a JSON array, 2 the operator `text`. Result: `id int8` of each that was marked.
+    due_now: "SELECT due AS id FROM {schema}.due_now($1::int8[], $2::text) AS due";
 
-    /// Whether any dead letter waits for [`Self::take_replays`]: workers ask every few seconds, mostly for nothing, and that
-    /// must write nothing. Parameters: 1 consumer's name `text`, 2 take over after µs. Result: `waiting bool`.
-    replays_waiting: "\
-SELECT EXISTS (
-    SELECT FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
-    WHERE c.name = $1::text AND d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
-        AND (d.replay_taken_at IS NULL
-            OR d.replay_taken_at < pg_catalog.now() - $2::int8::float8 * interval '1 microsecond')) AS waiting";
+    /// Whether any row is due for [`Self::take_due`]: workers ask every few seconds, mostly for nothing, and that must write nothing.
+    /// Parameters: 1 consumer's name `text`, 2 the lease in µs `int8`. Result: `waiting bool`.
+    any_due: "SELECT {schema}.any_due($1::text, $2::int8) AS waiting";
 
-    /// Takes dead letters whose replay was asked for. A dead letter that another run took is left alone, until that was longer ago than
-    /// parameter 4: its process has died.
+    /// Takes rows that are due, in the order in which they are to run. A row under another run's lease is left alone until the lease is
+    /// over, and so are all rows of its ordering key.
     ///
-    /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 take over after µs. Result, the oldest in no
-    /// promised order: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload
-    /// bool`, `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`;
-    /// columns that the table lets be NULL may be NULL.
-    take_replays: "\
-WITH taken AS MATERIALIZED (
-    SELECT d.id FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
-    WHERE c.name = $1::text AND d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
-        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < pg_catalog.now() - $4::int8::float8 * interval '1 microsecond')
-    ORDER BY d.id LIMIT $3::int8 FOR UPDATE OF d SKIP LOCKED
-)
-UPDATE {schema}.dead_letters AS d SET replay_taken_at = pg_catalog.now(), replay_taken_by = $2::int4
-FROM taken WHERE d.id = taken.id
-RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers,
-    d.message_id, d.message_type, d.record_key, d.ordering_key";
+    /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 bytes of payload before the last one `int8`, 5 the lease in
+    /// µs `int8`. Result: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload bool`,
+    /// `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`, and `was_taken bool`:
+    /// whether another run's lease is over. Columns that the table lets be NULL may be NULL.
+    take_due: "\
+SELECT id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key, ordering_key, was_taken
+FROM {schema}.take_due($1::text, $2::int4, $3::int8, $4::int8, $5::int8)";
 
-    /// Ends a replay. Parameters: 1 id `int8`, 2 outcome `text`. No result.
-    finish_replay: "\
-UPDATE {schema}.dead_letters SET replayed_at = pg_catalog.now(), replay_outcome = $2::text
-WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL";
+    /// Begins leases again. Parameters: 1 ids `int8[]`, 2 run `int4`. No result that counts.
+    renew_due: "SELECT 1 AS renewed FROM {schema}.renew_due($1::int8[], $2::int4)";
 
-    /// Gives one back that was taken and did not run. Parameter: 1 id `int8`. No result.
-    release_replay: "\
-UPDATE {schema}.dead_letters SET replay_taken_at = NULL, replay_taken_by = NULL
-WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL";
+    /// Gives rows back that were taken and did not run. Parameters: 1 ids `int8[]`, 2 run `int4`. No result that counts.
+    release_due: "SELECT 1 AS released FROM {schema}.release_due($1::int8[], $2::int4)";
+
+    /// Ends rows. Parameters: 1 ids `int8[]`, 2 their outcomes `text[]`, 3 run `int4`. No result that counts.
+    end_due: "SELECT {schema}.end_due($1::int8[], $2::text[], $3::int4) AS ended";
 
     /// Parameter: 1 consumer `int4`. Result, always one row: `state text` (`running`, `paused`, `halted`), `by text`,
     /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch, and `identity text`: which server this is,

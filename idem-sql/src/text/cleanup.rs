@@ -87,9 +87,7 @@ fn of(template: &str, kind: Expiring) -> String {
         Expiring::Units => older("at", "1 minute"),
         Expiring::Attempts => older("last_at", "1 day"),
         // Dead letters that await a replay stay, however old.
-        Expiring::DeadLetters => {
-            older("last_at", "1 day") + " AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"
-        }
+        Expiring::DeadLetters => older("last_at", "1 day") + " AND state = 0",
         Expiring::Audit => older("at", "30 days"),
         Expiring::Runs => older("started_at", "30 days"),
         Expiring::Forgotten => older("forgotten_at", "1 day"),
@@ -115,7 +113,7 @@ const UNNAMED: &str = "
             AND NOT EXISTS (SELECT FROM {schema}.consumers AS c
                 WHERE c.retention IS NULL OR t.started_at > pg_catalog.now() - c.retention)
             AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
-            AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
+            AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.taken_by = t.id)
             AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)";
 
 const BACKLOG: &str = "\

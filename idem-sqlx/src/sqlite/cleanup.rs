@@ -38,7 +38,7 @@ fn older(kind: Expiring) -> String {
         Expiring::Units | Expiring::Audit => ("at", ""),
         Expiring::Attempts => ("last_at", ""),
         // Dead letters that await a replay stay, however old.
-        Expiring::DeadLetters => ("last_at", "AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"),
+        Expiring::DeadLetters => ("last_at", "AND state = 0"),
         Expiring::Runs => ("started_at", UNNAMED),
         Expiring::Forgotten => ("forgotten_at", ""),
         Expiring::Answers => ("answer_until", ""),
@@ -52,7 +52,7 @@ const UNNAMED: &str = r#"
     AND NOT EXISTS (SELECT 1 FROM "{schema}_consumers"
         WHERE retention IS NULL OR t.started_at + retention > unixepoch() * 1000000)
     AND NOT EXISTS (SELECT 1 FROM "{schema}_units" WHERE run = t.id)
-    AND NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE replay_taken_by = t.id)
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE taken_by = t.id)
     AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" WHERE processed_by = t.id)"#;
 
 /// Before which instant rows of a kind have expired.

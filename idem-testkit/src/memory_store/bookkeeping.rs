@@ -2,16 +2,17 @@
 
 mod cleanup;
 mod dead_letters;
+mod due;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, btree_map::Entry},
     time::SystemTime,
 };
 
 use async_trait::async_trait;
 use idem_core::{
     ConsumerName, IdempotencyKey, Retention, StoreError, Tenant,
-    dead_letter::{DeadLetter, DeadLetterId, REPLAY_TAKEN_FOR, Replay, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
     hash::PayloadHash,
     store::{
         AuditEntry, Binding, Bookkeeping, Control, ControlState, HashRuleId, Interned, Registered, Registration, RunId,
@@ -21,7 +22,7 @@ use idem_core::{
 
 pub(super) use self::cleanup::MemoryCleaner;
 pub use self::dead_letters::KeptDeadLetter;
-use self::dead_letters::{DeadLetterRow, Folding, ReplayState};
+use self::dead_letters::{DeadLetterRow, Folding, RowState};
 use super::{
     Defect, MemoryError, MemoryStore, Operation,
     fault::{Met, store_error},
@@ -66,7 +67,7 @@ impl Books {
             row: row.seen.clone(),
             scope: row.scope,
             message: row.seen.payload_kept.then(|| row.message.clone()),
-            replaying: row.replay != ReplayState::Idle,
+            replaying: row.state != RowState::Over,
         };
         self.dead_letters.iter().map(kept).collect()
     }
@@ -358,61 +359,40 @@ impl Bookkeeping for MemoryStore {
         self.book("reading dead letters", list).await
     }
 
-    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
+    async fn due_now(&self, ids: &[DeadLetterId], _by: &str) -> Result<u64, StoreError> {
         let request = |state: &mut State| {
-            let (mut marked, mut scopes) = (0, BTreeSet::new());
-            for id in ids {
-                let stored = state.books.find(*id);
-                let Some(stored) = stored.filter(|p| p.replay == ReplayState::Idle && p.seen.payload_kept) else {
-                    continue;
-                };
-                (stored.replay, stored.seen.replayed) = (ReplayState::Requested, None);
-                let (scope, key, hash) = (stored.scope, stored.seen.key.clone(), stored.hash);
-                state.books.end_count(scope, key.as_ref(), hash);
-                scopes.insert(scope);
-                marked += 1;
-            }
-            // Once a request, however many it marks.
-            scopes.into_iter().for_each(|scope| *state.books.epochs.entry(scope).or_default() += 1);
-            marked
+            let now = state.now();
+            state.books.due_now(ids, now)
         };
         self.book("requesting a replay", request).await
     }
 
-    async fn take_replays(&self, consumer: &ConsumerName, _run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
-        let twice = self.shared.has(Defect::ReplaysTwice);
+    async fn take_due(&self, consumer: &ConsumerName, run: RunId, room: DueRoom) -> Result<Vec<Due>, StoreError> {
+        let defects = (self.shared.has(Defect::ReplaysTwice), self.shared.has(Defect::TakesFollowersAlone));
         let take = |state: &mut State| {
             let now = state.now();
-            let mut taken = Vec::new();
-            for stored in state.books.dead_letters.iter_mut().filter(|stored| stored.consumer == *consumer) {
-                let free = match stored.replay {
-                    ReplayState::Idle => false,
-                    ReplayState::Requested => true,
-                    ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > REPLAY_TAKEN_FOR),
-                };
-                if !free || taken.len() >= max as usize {
-                    continue;
-                }
-                stored.replay = ReplayState::Taken(now);
-                let (id, scope) = (stored.seen.id, stored.scope);
-                let (message, key) = (stored.message.clone(), stored.seen.key.clone());
-                taken.push(Replay { id, scope, message, key });
-            }
-            taken
+            state.books.take_due(consumer, (run, room), now, defects)
         };
-        self.book("taking replays", take).await
+        self.book("taking rows that are due", take).await
     }
 
-    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
-        let finish = |state: &mut State| {
-            // An ended replay stays as it ended: a worker that was thought dead may come late.
-            let Some(stored) = state.books.find(id).filter(|row| row.replay != ReplayState::Idle) else { return };
-            match end.outcome() {
-                Some(outcome) => (stored.replay, stored.seen.replayed) = (ReplayState::Idle, Some(storable(&outcome))),
-                None => stored.replay = ReplayState::Requested,
+    async fn renew_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError> {
+        let keeps = self.shared.has(Defect::RenewsNoRows);
+        let renew = |state: &mut State| {
+            let now = state.now();
+            if !keeps {
+                state.books.renew_due(run, ids, now);
             }
         };
-        self.book("finishing a replay", finish).await
+        self.book("renewing leases", renew).await
+    }
+
+    async fn release_due(&self, run: RunId, ids: &[DeadLetterId]) -> Result<(), StoreError> {
+        self.book("giving rows back", |state| state.books.release_due(run, ids)).await
+    }
+
+    async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError> {
+        self.book("ending replays", |state| state.books.end_due(run, ends)).await
     }
 
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {

@@ -131,6 +131,10 @@ pub enum Defect {
     RecordsOutside,
     /// A replay is handed out again while it is under way.
     ReplaysTwice,
+    /// A row that is due is handed out without the rows before it in its ordering key.
+    TakesFollowersAlone,
+    /// The lease of a row that is due is never renewed.
+    RenewsNoRows,
     /// All hash rules have one id.
     SharesHashRules,
     /// An attempt that is taken back stays counted.

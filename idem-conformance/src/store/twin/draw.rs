@@ -19,7 +19,7 @@ const SHORT: Duration = MINUTE.saturating_mul(50);
 const LONG: Duration = MINUTE.saturating_mul(630);
 const RETENTIONS: [Retention; 3] = [Retention::For(SHORT), Retention::For(LONG), Retention::Forever];
 
-/// Longer than a replay is taken for, than a short retention, than attempts are kept.
+/// Longer than the lease of a row that is due, than a short retention, than attempts are kept.
 const AGES: [Duration; 3] = [MINUTE.saturating_mul(20), MINUTE.saturating_mul(120), MINUTE.saturating_mul(1800)];
 
 /// The longer one ends so late that only a clock that was ahead can have given it; a sequence takes less than the shorter one.
@@ -87,7 +87,8 @@ fn step(place: u8, rng: &mut fastrand::Rng) -> Step {
         88..90 => Step::Replay(ReplayStep::MarkPublished(few(rng, 6))),
         90..99 => Step::Replay(ReplayStep::Request((0..rng.usize(1..4)).map(|_| few(rng, 6)).collect())),
         99..106 => Step::Replay(ReplayStep::Take(rng.u32(1..4))),
-        106..117 => Step::Replay(ReplayStep::Finish(few(rng, 6), end(rng))),
+        106..108 => Step::Replay(ReplayStep::Renew(few(rng, 6))),
+        108..117 => Step::Replay(ReplayStep::Finish(few(rng, 6), end(rng))),
         117..121 => Step::SetControl(wish(rng)),
         121..123 => Step::Audit { key: rng.bool().then(|| rng.usize(..3)), details: any(rng, &ERRORS) },
         123..127 => Step::Age(any(rng, &AGES)),

@@ -9,7 +9,7 @@ use std::{
 use idem_core::{
     Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Retention, Store, StoreError, Tenant,
     cleanup::{Removal, Removed},
-    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, Replay, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, FailureKind, Fingerprint, StoredDeadLetter},
     hash::PayloadHash,
     message::{OrderingKey, Origin},
     outbox::{EventName, Outbox, OutgoingEvent},
@@ -233,28 +233,30 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         // One that never was is as good as one that is gone.
         let id = |of: &usize| nth(&self.letters, *of).unwrap_or(DeadLetterId(i64::MAX));
         match step {
+            ReplayStep::Renew(of) => self.books().renew_due(self.run(), &[id(of)]).await?,
             ReplayStep::MarkPublished(of) => self.books().mark_published(id(of)).await?,
             ReplayStep::Request(of) => {
                 let mut ids: Vec<_> = of.iter().map(id).collect();
                 ids.dedup();
-                return Ok(format!("{} asked for", self.books().request_replay(&ids).await?));
+                return Ok(format!("{} asked for", self.books().due_now(&ids, "ann").await?));
             }
             ReplayStep::Take(max) => {
-                let run = self.runs.last().copied().unwrap_or(RunId(1));
-                let taken = self.books().take_replays(&self.consumer, run, *max).await?;
+                let taken = self.books().take_due(&self.consumer, self.run(), DueRoom::rows(*max)).await?;
                 return Ok(taken.iter().map(|replay| self.taken(replay)).collect::<Vec<_>>().join("\n"));
             }
             ReplayStep::Finish(of, end) => {
                 let end = match end {
-                    End::Processed => ReplayEnd::Processed,
-                    End::Duplicate => ReplayEnd::Duplicate,
-                    End::Failed(error) => ReplayEnd::Failed {
-                        reason: idem_core::dead_letter::Reason::Permanent,
-                        error: (*error).to_owned(),
-                    },
-                    End::Released => ReplayEnd::Released,
+                    End::Processed => DueEnd::Processed,
+                    End::Duplicate => DueEnd::Duplicate,
+                    End::Failed(error) => {
+                        DueEnd::Failed { reason: idem_core::dead_letter::Reason::Permanent, error: (*error).to_owned() }
+                    }
+                    End::Released => {
+                        self.books().release_due(self.run(), &[id(of)]).await?;
+                        return Ok(String::new());
+                    }
                 };
-                self.books().finish_replay(id(of), end).await?;
+                self.books().end_due(self.run(), &[(id(of), end)]).await?;
             }
         }
         Ok(String::new())
@@ -349,12 +351,13 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
         format!("{key:?} {hash:?} rule {rule} run {run} kept {until:?} age {age}, with {result:?}")
     }
 
-    fn taken(&mut self, replay: &Replay) -> String {
+    fn taken(&mut self, replay: &Due) -> String {
         let (id, scope) = (number(&mut self.letters, replay.id), number(&mut self.scopes, replay.scope));
         let (message, key) = (&replay.message, &replay.key);
         let headers: Vec<_> = message.headers().iter().collect();
         format!(
-            "replay of {id} in {scope} under {key:?}: {:?} {headers:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "replay of {id} in {scope} under {key:?}, taken before {}: {:?} {headers:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            replay.was_taken,
             message.payload().map(Bytes::as_ref).map(<[u8]>::to_vec),
             message.origin().as_str(),
             message.id(),

@@ -93,6 +93,7 @@ pub(super) enum ReplayStep {
     MarkPublished(usize),
     Request(Vec<usize>),
     Take(u32),
+    Renew(usize),
     Finish(usize, End),
 }
 

@@ -1,11 +1,11 @@
 //! Carries out a decision: settle, hold, or dead-letter.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
-    dead_letter::{DeadLetterId, Reason, ReplayEnd},
+    dead_letter::{DueEnd, Reason},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
     policy::Seen,
@@ -13,7 +13,6 @@ use crate::{
     store::{
         AuditEntry, Bookkeeping as _, ControlState, Store,
         claim::{Claim, Recorded},
-        describe::one_line,
     },
     telemetry,
     unit::decide::conflict_details,
@@ -32,20 +31,20 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn apply(&mut self, decided: impl IntoIterator<Item = (Job<B::Handle>, Decision)>) {
         let (mut answers, mut counted) = (Answers::default(), Vec::new());
         for (job, decision) in decided {
-            if job.is_replay() || !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
+            if !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
                 self.shared.settle_all(std::mem::take(&mut answers));
             }
             let (durable, end) = match decision {
                 Decision::Processed(durable) => {
                     self.note_processed(&job);
                     counted.extend(self.count_to_end(&job).filter(|_| !bugs::planted(Bug::SuccessesCount)));
-                    (durable, ReplayEnd::Processed)
+                    (durable, DueEnd::Processed)
                 }
                 Decision::Duplicate(recorded, durable) => {
                     self.note_duplicate(&job, recorded);
                     // It was counted before, and committed elsewhere.
                     counted.extend(self.count_to_end(&job));
-                    (durable, ReplayEnd::Duplicate)
+                    (durable, DueEnd::Duplicate)
                 }
                 Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) if self.down > 0 => {
                     self.returned.push(job);
@@ -66,7 +65,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             };
             match job.from {
                 DeliveredBy::Broker(handle) => answers.push(handle, Settle::Acknowledge(durable), job.permit),
-                DeliveredBy::Replay(id) => self.replayed(id, end).await,
+                DeliveredBy::Row(id) => self.shared.due.ended(id, end),
             }
         }
         self.shared.settle_all(answers);
@@ -135,31 +134,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// A replay is done. Counted once it is noted: a caller that waits for the count may request the next replay.
-    pub(super) async fn replayed(&mut self, id: DeadLetterId, end: ReplayEnd) {
-        self.finish_replay(id, end).await;
-        self.shared.stats.replayed.add(1);
-    }
-
-    /// The record of the replayed key is what makes it done, so a note that gets lost does no harm: the dead letter is
-    /// taken again, and is a duplicate.
-    async fn finish_replay(&mut self, id: DeadLetterId, end: ReplayEnd) {
-        self.shared.replays.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
-            && let Some(left_out) = self.shared.lines.unrecorded.pass()
-        {
-            let error = one_line::<S>(&error);
-            tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the end of a replay could not be noted");
-        }
-    }
-
     /// Gives a message back at a stop.
     pub(super) async fn hand_back(&mut self, mut job: Job<B::Handle>) {
         self.uncount(&mut job).await;
-        match job.from {
-            DeliveredBy::Broker(_) => self.shared.release(job, Duration::ZERO),
-            DeliveredBy::Replay(id) => self.finish_replay(id, ReplayEnd::Released).await,
-        }
+        self.shared.release(job, Duration::ZERO);
     }
 
     /// The key was used before for another payload: audited, and then as the policy says.
@@ -199,7 +177,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                     DeliveredBy::Broker(handle) => {
                         self.shared.settle(handle, Settle::Acknowledge(Durable::audited()), job.permit);
                     }
-                    DeliveredBy::Replay(id) => self.replayed(id, ReplayEnd::Duplicate).await,
+                    DeliveredBy::Row(id) => self.shared.due.ended(id, DueEnd::Duplicate),
                 }
             }
             OnConflict::DeadLetter => {

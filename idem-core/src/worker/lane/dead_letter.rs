@@ -7,7 +7,7 @@ use crate::{
     bugs::{self, Bug},
     config::OnUnkeepable,
     dead_letter::{
-        DeadLetter, DeadLetterId, ReplayEnd,
+        DeadLetter, DeadLetterId, DueEnd,
         identity::{FailureKind, Fingerprint},
     },
     failpoint,
@@ -35,9 +35,9 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Sets a message aside: a row, then a confirmed publication where there is a publisher, then the settlement.
     pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
-        if let DeliveredBy::Replay(id) = job.from {
-            let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
-            return self.replayed(id, end).await;
+        if let DeliveredBy::Row(id) = job.from {
+            let end = DueEnd::Failed { reason: dead.reason, error: dead.text.clone() };
+            return self.shared.due.ended(id, end);
         }
         if dead.counts == Counts::Handler && self.breaker_holds(&job) {
             if bugs::planted(Bug::OpenBreakerRetries) {

@@ -55,14 +55,14 @@ impl<S: Store, B: Source> Shared<S, B> {
     fn holds_back(&self, job: &Job<B::Handle>) -> bool {
         match &job.from {
             DeliveredBy::Broker(handle) => self.source.holds_back(handle),
-            DeliveredBy::Replay(_) => false,
+            DeliveredBy::Row(_) => false,
         }
     }
 
     pub(super) fn is_held_back(&self, job: &Job<B::Handle>) -> bool {
         match &job.from {
             DeliveredBy::Broker(handle) => self.source.is_held_back(handle),
-            DeliveredBy::Replay(_) => false,
+            DeliveredBy::Row(_) => false,
         }
     }
 }
@@ -141,5 +141,5 @@ impl<S: Store, B: Source> Lane<S, B> {
 }
 
 fn of<H>(assignments: &[Assignment], job: &Job<H>) -> bool {
-    !job.is_replay() && (assignments.contains(&job.assignment) || bugs::planted(Bug::RevocationsTakeAll))
+    !job.is_row() && (assignments.contains(&job.assignment) || bugs::planted(Bug::RevocationsTakeAll))
 }

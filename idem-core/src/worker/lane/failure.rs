@@ -290,12 +290,11 @@ impl<S: Store, B: Source> Lane<S, B> {
             job.waiting = Some(Box::new(self.shared.waits.begin(cause)));
         }
         let outlives = self.shared.hold_max.is_some_and(|max| job.received_at.elapsed() + wait >= max);
-        if !outlives || job.is_replay() {
+        if !outlives || job.is_row() {
             return self.queue.hold(job, Instant::now() + wait);
         }
         let (key, turn) = (HoldKey::of(&job.item), job.turn);
-        let follows =
-            |other: &Job<B::Handle>| !other.is_replay() && other.turn > turn && HoldKey::of(&other.item) == key;
+        let follows = |other: &Job<B::Handle>| !other.is_row() && other.turn > turn && HoldKey::of(&other.item) == key;
         // Some of its unit may be on their way back to the queue.
         let (mut followers, returned): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.returned).into_iter().partition(follows);

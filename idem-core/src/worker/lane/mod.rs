@@ -312,7 +312,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.part(assignments, done).await;
             }
             Command::Drop(assignments) => {
-                for job in self.queue.remove(|job| !job.is_replay() && assignments.contains(&job.assignment)) {
+                for job in self.queue.remove(|job| !job.is_row() && assignments.contains(&job.assignment)) {
                     self.owe(&job);
                 }
             }

@@ -17,6 +17,10 @@ pub(crate) trait Queued {
     fn alone(&self) -> bool;
     /// Whether a look-up should come before it runs alone.
     fn wants_look(&self) -> bool;
+    /// Whether it is a row, which runs with rows alone: they failed before, and a unit that fails runs again one by one.
+    fn is_row(&self) -> bool {
+        false
+    }
     /// It waits for another attempt, or behind one that does.
     fn wait(&mut self) {}
 }
@@ -32,6 +36,10 @@ impl<H> Queued for Job<H> {
 
     fn wants_look(&self) -> bool {
         !self.looked_up && self.dead.is_none() && self.item.claim.is_some()
+    }
+
+    fn is_row(&self) -> bool {
+        Job::is_row(self)
     }
 
     fn wait(&mut self) {
@@ -138,6 +146,9 @@ impl<J: Queued> Queue<J> {
                 blocked.insert(job.hold_key());
                 passed.push(job);
             } else if !blocked.is_empty() && blocked.contains(&job.hold_key()) {
+                passed.push(job);
+            } else if batch.first().is_some_and(|first: &J| first.is_row() != job.is_row()) {
+                blocked.insert(job.hold_key());
                 passed.push(job);
             } else {
                 batch.push(job);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     bugs::{self, Bug},
-    dead_letter::{DeadLetterId, Reason},
+    dead_letter::{DeadLetterId, DueEnd, Reason},
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
     handler::Work,
@@ -80,6 +80,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         if bugs::planted(Bug::RemembersBeforeCommit) {
             jobs.iter().for_each(|job| self.remember(job, None));
         }
+        if bugs::planted(Bug::EndsRowsBeforeCommit) {
+            jobs.iter().for_each(|job| self.end_early(job));
+        }
         match self.unit(&jobs, None).await {
             End::Decided(decisions) => {
                 self.succeeded();
@@ -107,9 +110,16 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// A planted bug.
     fn acknowledge_early(&self, job: &mut Job<B::Handle>) {
-        let from = std::mem::replace(&mut job.from, DeliveredBy::Replay(DeadLetterId(0)));
+        let from = std::mem::replace(&mut job.from, DeliveredBy::Row(DeadLetterId(0)));
         if let DeliveredBy::Broker(handle) = from {
             self.shared.settle(handle, Settle::Acknowledge(Durable::committed()), job.permit.take());
+        }
+    }
+
+    /// A planted bug.
+    fn end_early(&self, job: &Job<B::Handle>) {
+        if let DeliveredBy::Row(id) = job.from {
+            self.shared.due.ended(id, DueEnd::Processed);
         }
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use idem_core::{
     Bytes, ErrorClass, IdempotencyKey, Message, StoreError,
-    dead_letter::{DeadLetter, DeadLetterId, DeadLetterIdentity, Fingerprint, Reason, Replay, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, DeadLetterIdentity, Due, Fingerprint, Reason, StoredDeadLetter},
     message::{OrderingKey, Origin},
     store::ScopeId,
 };
@@ -150,7 +150,7 @@ pub(super) fn stored(row: &Row) -> Result<StoredDeadLetter, StoreError> {
 }
 
 /// A dead letter as a message again.
-pub(super) fn replay(row: &Row) -> Result<Replay, StoreError> {
+pub(super) fn due(row: &Row) -> Result<Due, StoreError> {
     let bytes = |column: &str| row.get::<Option<Vec<u8>>>(column).map(|bytes| bytes.map(Bytes::from));
     let has_payload: bool = row.get("has_payload")?;
     let mut message = match bytes("payload")? {
@@ -173,5 +173,6 @@ pub(super) fn replay(row: &Row) -> Result<Replay, StoreError> {
     if let Some(key) = bytes("ordering_key")? {
         message = message.with_ordering_key(OrderingKey::new(key));
     }
-    Ok(Replay { id: DeadLetterId(row.get("id")?), scope: ScopeId(row.get("consumer")?), message, key: key(row)? })
+    let (id, scope) = (DeadLetterId(row.get("id")?), ScopeId(row.get("consumer")?));
+    Ok(Due { id, scope, message, key: key(row)?, was_taken: row.get("was_taken")? })
 }

@@ -10,18 +10,20 @@ const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fing
     payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
     replay_outcome AS replayed";
 
-/// Whether a replay of the dead letter waits: `{now}` and `{span}` are parameters.
-const WAITING: &str = "d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
-        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < {now} - {span})";
-
 impl BookkeepingStatements {
     /// The statements of SQLite with the prefix of idem's tables in them.
     #[must_use]
     pub fn sqlite(schema: &SchemaName) -> Self {
         let text = |template: &str| Dialect::Sqlite.render(template, schema).into();
         let dead_letter = |template: &str| text(&template.replace("{stored}", STORED));
-        let waiting = |template: &str, now: &str, span: &str| {
-            text(&template.replace("{waiting}", &WAITING.replace("{now}", now).replace("{span}", span)))
+        let due = |statements: &[&str]| {
+            let free = |now: &str, lease: &str| FREE.replace("{now}", now).replace("{lease}", lease);
+            let statements = statements
+                .join(";")
+                .replace("{chosen}", CHOSEN)
+                .replace("{first}", FIRST)
+                .replace("{orphaned}", ORPHANED);
+            text(&statements.replace("{look}", &free("?3", "?2")).replace("{free}", &free("?6", "?5")))
         };
         Self {
             select_consumer: text(SELECT_CONSUMER),
@@ -44,11 +46,12 @@ impl BookkeepingStatements {
             usage: text(&USAGE.replace("{file}", FILE_BYTES)),
             mark_published: text(r#"UPDATE "{schema}_dead_letters" SET published_at = ?2 WHERE id = ?1"#),
             list_dead_letters: dead_letter(LIST_DEAD_LETTERS),
-            request_replays: text(REQUEST_REPLAYS),
-            replays_waiting: waiting(REPLAYS_WAITING, "?3", "?2"),
-            take_replays: waiting(TAKE_REPLAYS, "?5", "?4"),
-            finish_replay: text(FINISH_REPLAY),
-            release_replay: text(RELEASE_REPLAY),
+            due_now: due(&[DUE_NOW, LEAD]),
+            any_due: due(&[ANY_DUE]),
+            take_due: due(&[LEAD_ORPHANS, READ_CHOSEN, TAKE_CHOSEN]),
+            renew_due: text(RENEW_DUE),
+            release_due: due(&[RELEASE_DUE, LEAD]),
+            end_due: due(&[END_DUE, LEAD]),
             read_control: text(READ_CONTROL),
             write_control: text(WRITE_CONTROL),
             insert_audit: text(INSERT_AUDIT),
@@ -150,10 +153,7 @@ const UPDATE_DEAD_LETTER: &str = r#"
 UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
     last_origin = CASE WHEN ?3 = origin THEN last_origin ELSE ?3 END,
     reason = ?4, attempts = ?5, error = ?6, fingerprint = ?7, last_at = ?8,
-    replay_requested_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_requested_at END,
-    replay_taken_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_at END,
-    replay_taken_by = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_by END,
-    replay_outcome = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_outcome END,
+    replay_outcome = CASE WHEN ?3 IN (origin, last_origin) THEN replay_outcome END,
     replayed_at = CASE WHEN ?3 IN (origin, last_origin) THEN replayed_at END
 WHERE consumer = ?1 AND identity = ?2 RETURNING {stored}"#;
 
@@ -165,42 +165,96 @@ const LIST_DEAD_LETTERS: &str = r#"
 SELECT {stored} FROM "{schema}_dead_letters"
 WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY id DESC LIMIT ?2"#;
 
-/// Rows that the first statement has marked have its instant, as long as the transaction lasts.
-const REQUEST_REPLAYS: &str = r#"
-UPDATE "{schema}_dead_letters" SET replay_requested_at = ?2, replay_taken_at = NULL, replay_taken_by = NULL,
-    replayed_at = NULL, replay_outcome = NULL
-WHERE id IN (SELECT value FROM json_each(?1)) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-    AND (payload IS NOT NULL OR has_payload = 0)
+/// The ids of a JSON array. Rows that the first statement has marked have its instant, as long as the transaction lasts.
+const DUE_NOW: &str = r#"
+UPDATE "{schema}_dead_letters" SET state = iif(ordering_key IS NULL, 1, 2), due_at = ?3, due_by = ?2, replayed_at = NULL,
+    replay_outcome = NULL
+WHERE id IN (SELECT value FROM json_each(?1)) AND state = 0 AND (payload IS NOT NULL OR has_payload = 0)
 RETURNING id;
 UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
     SELECT consumer, key_id, payload_hash FROM "{schema}_dead_letters"
-    WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2);
+    WHERE id IN (SELECT value FROM json_each(?1)) AND state <> 0 AND due_at = ?3);
 INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
-SELECT DISTINCT consumer, ?2, 1 FROM "{schema}_dead_letters"
-WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2
+SELECT DISTINCT consumer, ?3, 1 FROM "{schema}_dead_letters"
+WHERE id IN (SELECT value FROM json_each(?1)) AND state <> 0 AND due_at = ?3
 ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#;
 
-const REPLAYS_WAITING: &str = r#"
+/// The head of the ordering key of `d`: of the rows that run, else of all, the one with the lowest id.
+const FIRST: &str = r#"(SELECT f.id FROM "{schema}_dead_letters" AS f
+    WHERE f.consumer = d.consumer AND f.ordering_key = d.ordering_key AND f.state <> 0 ORDER BY f.taken_at IS NULL, f.id LIMIT 1)"#;
+
+/// Of the ordering keys of these ids the first row is the head, and no other.
+const LEAD: &str = r#"
+UPDATE "{schema}_dead_letters" AS d SET state = iif(d.id = {first}, 1, 2)
+WHERE d.state <> 0 AND d.ordering_key IS NOT NULL AND d.state <> iif(d.id = {first}, 1, 2) AND (d.consumer, d.ordering_key) IN (
+    SELECT k.consumer, k.ordering_key FROM "{schema}_dead_letters" AS k
+    WHERE k.id IN (SELECT value FROM json_each(?1)) AND k.ordering_key IS NOT NULL)"#;
+
+/// Whether a row may be taken: `{now}` and `{lease}` are parameters.
+const FREE: &str =
+    "d.state <> 0 AND d.state = 1 AND d.due_at <= {now} AND (d.taken_at IS NULL OR d.taken_at < {now} - {lease})";
+
+/// Scopes whose rows all stand behind another one, which was erased or deleted.
+const ORPHANED: &str = r#"SELECT c.id FROM "{schema}_consumers" AS c WHERE c.name = ?1 AND 2 = (
+    SELECT w.state FROM "{schema}_dead_letters" AS w WHERE w.consumer = c.id AND w.state <> 0 ORDER BY w.state LIMIT 1)"#;
+
+const ANY_DUE: &str = r#"
 SELECT EXISTS (
-    SELECT 1 FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
-    WHERE c.name = ?1 AND {waiting}) AS waiting"#;
+    SELECT 1 FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id WHERE c.name = ?1 AND {look}
+) OR EXISTS ({orphaned}) AS waiting"#;
 
-const TAKE_REPLAYS: &str = r#"
-UPDATE "{schema}_dead_letters" SET replay_taken_at = ?5, replay_taken_by = ?2
-WHERE id IN (
-    SELECT d.id FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
-    WHERE c.name = ?1 AND {waiting}
-    ORDER BY d.id LIMIT ?3)
-RETURNING id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key,
-    ordering_key"#;
+const LEAD_ORPHANS: &str = r#"
+UPDATE "{schema}_dead_letters" AS d SET state = 1
+WHERE d.state <> 0 AND d.state = 2 AND d.consumer IN ({orphaned}) AND d.id = {first}"#;
 
-const FINISH_REPLAY: &str = r#"
-UPDATE "{schema}_dead_letters" SET replayed_at = ?3, replay_outcome = ?2
-WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+/// The heads, and behind each of them others of its ordering key while there is room. Each scope has its turns.
+const CHOSEN: &str = r#"
+WITH heads AS (
+    SELECT h.id, h.consumer, h.ordering_key, h.due_at, row_number() OVER (PARTITION BY h.consumer ORDER BY h.due_at, h.id) AS turn
+    FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS h ON h.id IN (
+        SELECT d.id FROM "{schema}_dead_letters" AS d WHERE d.consumer = c.id AND {free} ORDER BY d.due_at, d.id LIMIT ?3)
+    WHERE c.name = ?1
+), turns AS (
+    SELECT * FROM heads ORDER BY turn, due_at, id LIMIT ?3
+), found AS (
+    SELECT id, 0 AS step, due_at, id AS head FROM turns
+    UNION ALL
+    SELECT f.id, row_number() OVER (PARTITION BY t.id ORDER BY f.taken_at IS NULL, f.id), t.due_at, t.id
+    FROM turns AS t JOIN "{schema}_dead_letters" AS f ON f.id IN (
+        SELECT d.id FROM "{schema}_dead_letters" AS d
+        WHERE d.consumer = t.consumer AND d.ordering_key = t.ordering_key AND d.state <> 0 AND d.state = 2
+            AND (d.taken_at IS NULL OR d.taken_at < ?6 - ?5)
+        ORDER BY d.taken_at IS NULL, d.id LIMIT (SELECT (?3 - count(*)) / max(count(*), 1) FROM turns))
+), measured AS (
+    SELECT f.id, f.step, f.due_at, f.head, ifnull(sum(iif(d.payload IS NULL, 0, d.payload_bytes)) OVER (
+        ORDER BY f.step, f.due_at, f.head ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes_before
+    FROM found AS f JOIN "{schema}_dead_letters" AS d ON d.id = f.id
+)"#;
 
-const RELEASE_REPLAY: &str = r#"
-UPDATE "{schema}_dead_letters" SET replay_taken_at = NULL, replay_taken_by = NULL
-WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+/// Reads what [`TAKE_CHOSEN`] takes, because only the rows before it say whether they were taken.
+const READ_CHOSEN: &str = r#"
+{chosen}
+SELECT d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers, d.message_id, d.message_type, d.record_key,
+    d.ordering_key, d.taken_at IS NOT NULL AS was_taken
+FROM measured AS m JOIN "{schema}_dead_letters" AS d ON d.id = m.id WHERE m.bytes_before < ?4 ORDER BY m.step, m.due_at, m.head"#;
+
+const TAKE_CHOSEN: &str = r#"
+UPDATE "{schema}_dead_letters" SET taken_at = ?6, taken_by = ?2
+WHERE id IN ({chosen} SELECT m.id FROM measured AS m WHERE m.bytes_before < ?4)"#;
+
+const RENEW_DUE: &str = r#"
+UPDATE "{schema}_dead_letters" SET taken_at = ?3 WHERE id IN (SELECT value FROM json_each(?1)) AND taken_by = ?2"#;
+
+const RELEASE_DUE: &str = r#"
+UPDATE "{schema}_dead_letters" SET taken_at = NULL, taken_by = NULL, state = iif(ordering_key IS NULL, 1, 2)
+WHERE id IN (SELECT value FROM json_each(?1)) AND taken_by = ?2"#;
+
+/// A failure counts only where the run still has the row, as on PostgreSQL.
+const END_DUE: &str = r#"
+UPDATE "{schema}_dead_letters" AS d SET state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, replayed_at = ?4,
+    replay_outcome = e.outcome
+FROM (SELECT i.value AS id, o.value AS outcome FROM json_each(?1) AS i JOIN json_each(?2) AS o ON o.key = i.key) AS e
+WHERE d.id = e.id AND d.state <> 0 AND d.taken_at IS NOT NULL AND (d.taken_by = ?3 OR e.outcome IN ('processed', 'duplicate'))"#;
 
 /// One file, which has no failover, has one identity.
 const READ_CONTROL: &str = r#"

@@ -190,11 +190,11 @@ const AGED: &str = "
     INSERT INTO message_attempts (key_id, consumer, attempts, idempotency_key, payload_hash, last_at)
         VALUES (key_id('a'), 1, 1, 'a', '', now() - interval '8 d'), (key_id('b'), 1, 1, 'b', '', now() - interval '6 d');
     INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload, first_at, last_at,
-        replay_requested_at, replayed_at, replay_taken_by)
-    VALUES (1, 'old', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', NULL, NULL, NULL),
-        (1, 'replayed', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', now(), now(), NULL),
-        (1, 'awaits', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', now(), NULL, 3),
-        (1, 'recent', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '29 d', NULL, NULL, NULL);
+        replayed_at, state, due_at, taken_at, taken_by)
+    VALUES (1, 'old', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', NULL, 0, NULL, NULL, NULL),
+        (1, 'replayed', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', now(), 0, NULL, NULL, NULL),
+        (1, 'awaits', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '31 d', NULL, 1, now(), now(), 3),
+        (1, 'recent', '', 'permanent', 1, '', 0, false, now() - interval '32 d', now() - interval '29 d', NULL, 0, NULL, NULL, NULL);
     INSERT INTO audit (at, who, action) VALUES (now() - interval '366 d', 'x', 'old'), (now() - interval '364 d', 'x', 'new');
     INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
         VALUES (key_id('a'), now() - interval '1 s', 1, 1, 5, 'a', sha256('')),

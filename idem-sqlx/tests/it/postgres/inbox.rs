@@ -103,7 +103,7 @@ fn name(consumer: &str) -> ConsumerName {
 }
 
 /// The pages that a statement touches, in its functions too, in a session that has run it before: a first call reads the catalogue.
-async fn buffers(connection: &mut PgConnection, statement: &str) -> u64 {
+pub(super) async fn buffers(connection: &mut PgConnection, statement: &str) -> u64 {
     let explained = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}");
     let mut pages = 0;
     for _ in 0..2 {

@@ -16,6 +16,7 @@ mod commits;
 mod conformance;
 mod consumers;
 mod crashes;
+mod due;
 mod errors;
 mod failover;
 mod fixture;

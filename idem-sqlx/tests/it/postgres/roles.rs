@@ -327,7 +327,7 @@ async fn s8_a_worker_sets_aside_and_replays_under_its_role() {
     refusing.store(false, Ordering::SeqCst);
     let ids: Vec<i64> =
         fixture.texts("SELECT id FROM dead_letters").await.iter().map(|id| id.parse().unwrap()).collect();
-    assert_eq!(store.bookkeeping().request_replay(&[DeadLetterId(ids[0])]).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().due_now(&[DeadLetterId(ids[0])], "ann").await.unwrap(), 1);
     fixture.until("SELECT bool_and(replayed_at IS NOT NULL) FROM dead_letters").await;
     stop.cancel();
     running.await.unwrap().unwrap();

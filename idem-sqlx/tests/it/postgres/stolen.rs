@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     ConsumerName, Store as _,
+    dead_letter::DueRoom,
     store::{Bookkeeping as _, RunId},
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
@@ -298,7 +299,7 @@ async fn s60_a_dead_letter_gets_no_other_payload_and_stays() {
         fixture.texts("SELECT concat_ws(' ', login, action, idempotency_key, details) FROM audit").await,
         [line]
     );
-    let closed = "UPDATE dead_letters SET last_at = '-infinity', replay_requested_at = now(), replayed_at = now(), replay_outcome = 'processed'";
+    let closed = "UPDATE dead_letters SET last_at = '-infinity', replayed_at = now(), replay_outcome = 'processed'";
     assert_eq!(code(&mut thief, closed).await, "-");
     assert_eq!(fixture.text("SELECT (remove_expired('dead_letters', 100, 0)).removed").await, "0");
     assert_eq!(fixture.text("SELECT count(*) FROM dead_letters").await, "3");
@@ -311,16 +312,18 @@ async fn s60_a_dead_letter_gets_no_other_payload_and_stays() {
 async fn s57_a_forged_dead_letter_stops_no_replay() {
     let fixture = Fixture::new().await;
     arrange(&fixture).await;
-    fixture.run(format!("{VICTIM} UPDATE dead_letters SET replay_requested_at = now() WHERE origin = 'owed'")).await;
+    fixture
+        .run(format!("{VICTIM} SELECT due_now(ARRAY(SELECT id FROM dead_letters WHERE origin = 'owed'), 'ann')"))
+        .await;
     let mut thief = thief(&fixture).await.connect().await.unwrap();
     let forged = "INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts,
             error, payload, payload_bytes, has_payload, headers)
         VALUES (1, 'forged', '', key_id('f'), 'f', sha256('f'), 1, 'permanent', 1, '', 'f', 1, true, '5')";
     assert_eq!(code(&mut thief, forged).await, "-");
-    let asked = "UPDATE dead_letters SET replay_requested_at = now() WHERE origin = 'forged'";
+    let asked = "SELECT due_now(ARRAY(SELECT id FROM dead_letters WHERE origin = 'forged'), 'ann')";
     assert_eq!(code(&mut thief, asked).await, "-");
     let payments = ConsumerName::new("payments").unwrap();
-    let taken = fixture.store.bookkeeping().take_replays(&payments, RunId(1), 10).await.unwrap();
+    let taken = fixture.store.bookkeeping().take_due(&payments, RunId(1), DueRoom::rows(10)).await.unwrap();
     assert_eq!(taken.iter().map(|replay| replay.message.origin().as_str()).collect::<Vec<_>>(), ["owed"]);
     let outcome = fixture.text("SELECT replay_outcome FROM dead_letters WHERE origin = 'forged'").await;
     assert!(outcome.starts_with("failed: malformed"), "{outcome}");

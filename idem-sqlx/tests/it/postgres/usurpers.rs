@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use idem_core::{
     Store as _,
     cleanup::{Cleanup, CleanupSettings, Expiring, Removal},
-    dead_letter::DeadLetterId,
+    dead_letter::{DeadLetterId, DueEnd, DueRoom},
     store::{AuditEntry, Bookkeeping as _, Claimed, ControlState, UnitOfWork as _},
 };
 use idem_sql::PostgresStatements;
@@ -177,8 +177,20 @@ async fn live(fixture: &Fixture) {
     store.bookkeeping().end_attempts(claim.scope, &claim.key, claim.hash).await.unwrap();
     let name = idem_core::ConsumerName::new("by-hand").unwrap();
     assert!(store.bookkeeping().dead_letters(&name, 10).await.unwrap().is_empty());
-    assert_eq!(store.bookkeeping().request_replay(&[DeadLetterId(1)]).await.unwrap(), 0);
-    assert!(store.bookkeeping().take_replays(&name, run, 5).await.unwrap().is_empty());
+    assert_eq!(store.bookkeeping().due_now(&[DeadLetterId(1)], "ann").await.unwrap(), 0);
+    let letter = "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload,
+            ordering_key)
+        SELECT id, 'q/1', 'q/1', 'permanent', 1, '', 'x', 1, true, 'o' FROM consumers WHERE name = 'by-hand'";
+    fixture.run(letter).await;
+    let letter = DeadLetterId(fixture.text("SELECT max(id) FROM dead_letters").await.parse().unwrap());
+    assert_eq!(store.bookkeeping().due_now(&[letter], "ann").await.unwrap(), 1);
+    let room = DueRoom::rows(5);
+    assert_eq!(store.bookkeeping().take_due(&name, run, room).await.unwrap().len(), 1);
+    store.bookkeeping().renew_due(run, &[letter]).await.unwrap();
+    store.bookkeeping().release_due(run, &[letter]).await.unwrap();
+    assert_eq!(store.bookkeeping().take_due(&name, run, room).await.unwrap().len(), 1);
+    store.bookkeeping().end_due(run, &[(letter, DueEnd::Processed)]).await.unwrap();
+    assert!(store.bookkeeping().take_due(&name, run, room).await.unwrap().is_empty());
     store.bookkeeping().set_control(claim.scope, ControlState::Paused, "ada", "a look").await.unwrap();
     assert_eq!(store.bookkeeping().control(claim.scope).await.unwrap().state, ControlState::Paused);
     let entry = AuditEntry::new("ada".to_owned(), "start", claim.scope, String::new());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Store as _, StoreError, Tenant,
-    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason, ReplayEnd},
+    dead_letter::{DeadLetter, DueEnd, DueRoom, FailureKind, Fingerprint, Reason},
     hash::PayloadHash,
     message::{Headers, Origin},
     store::{AuditEntry, Bookkeeping, ControlState, HashRuleId, RunId, ScopeId},
@@ -182,16 +182,19 @@ async fn a_replay_is_taken_once_and_whole() {
     let empty = store.bookkeeping().store_dead_letter(&tombstone).await.unwrap();
     let dropped = DeadLetter { keep_payload: false, ..letter(scope, "q/3", Some("c"), Reason::TooLarge) };
     let dropped = store.bookkeeping().store_dead_letter(&dropped).await.unwrap();
-    assert!(store.bookkeeping().take_replays(&orders, RunId(1), 10).await.unwrap().is_empty(), "nobody asked");
+    assert!(
+        store.bookkeeping().take_due(&orders, RunId(1), DueRoom::rows(10)).await.unwrap().is_empty(),
+        "nobody asked"
+    );
     assert_eq!(
-        store.bookkeeping().request_replay(&[stored.id, empty.id, dropped.id]).await.unwrap(),
+        store.bookkeeping().due_now(&[stored.id, empty.id, dropped.id], "ann").await.unwrap(),
         2,
         "one has no payload"
     );
-    assert_eq!(store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 0, "it is asked for already");
+    assert_eq!(store.bookkeeping().due_now(&[stored.id], "ann").await.unwrap(), 0, "it is asked for already");
     let (one, two) = tokio::join!(
-        store.bookkeeping().take_replays(&orders, RunId(1), 10),
-        store.bookkeeping().take_replays(&orders, RunId(2), 10)
+        store.bookkeeping().take_due(&orders, RunId(1), DueRoom::rows(10)),
+        store.bookkeeping().take_due(&orders, RunId(2), DueRoom::rows(10))
     );
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!(one.len() + two.len(), 2);
@@ -201,22 +204,27 @@ async fn a_replay_is_taken_once_and_whole() {
     assert_eq!(taken[0].message, original.message);
     assert_eq!((taken[0].key.clone(), taken[0].scope), (original.key, scope));
     assert_eq!(taken[1].message.payload(), None);
-    store.bookkeeping().finish_replay(stored.id, ReplayEnd::Released).await.unwrap();
-    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(3), 10).await.unwrap().len(), 1);
-    store.bookkeeping().finish_replay(stored.id, ReplayEnd::Processed).await.unwrap();
-    let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "again".to_owned() };
-    store.bookkeeping().finish_replay(empty.id, failed).await.unwrap();
+    let takers = [RunId(1), RunId(2)];
+    for run in takers {
+        store.bookkeeping().release_due(run, &[stored.id]).await.unwrap();
+    }
+    assert_eq!(store.bookkeeping().take_due(&orders, RunId(3), DueRoom::rows(10)).await.unwrap().len(), 1);
+    store.bookkeeping().end_due(RunId(3), &[(stored.id, DueEnd::Processed)]).await.unwrap();
+    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "again".to_owned() };
+    for run in takers {
+        store.bookkeeping().end_due(run, &[(empty.id, failed.clone())]).await.unwrap();
+    }
     let listed = store.bookkeeping().dead_letters(&orders, 10).await.unwrap();
     let replayed = |id| listed.iter().find(|letter| letter.id == id).unwrap().replayed.clone();
     assert_eq!(replayed(stored.id).as_deref(), Some("processed"));
     assert_eq!(replayed(empty.id).as_deref(), Some("failed: permanent: again"));
     assert_eq!(replayed(dropped.id), None);
     // A replay whose worker died can be taken again after a while.
-    assert_eq!(store.bookkeeping().request_replay(&[empty.id]).await.unwrap(), 1);
-    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(4), 10).await.unwrap().len(), 1);
-    assert!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().is_empty());
-    file.run("UPDATE idem_dead_letters SET replay_taken_at = 1 WHERE replay_taken_at IS NOT NULL").await;
-    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().len(), 1);
+    assert_eq!(store.bookkeeping().due_now(&[empty.id], "ann").await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().take_due(&orders, RunId(4), DueRoom::rows(10)).await.unwrap().len(), 1);
+    assert!(store.bookkeeping().take_due(&orders, RunId(5), DueRoom::rows(10)).await.unwrap().is_empty());
+    file.run("UPDATE idem_dead_letters SET taken_at = 1 WHERE taken_at IS NOT NULL").await;
+    assert_eq!(store.bookkeeping().take_due(&orders, RunId(5), DueRoom::rows(10)).await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,8 +21,8 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
          UPDATE idem_units SET at = 1;
          INSERT INTO idem_message_attempts VALUES (1, x'01', x'', 'a', 1, 1, 1);
          INSERT INTO idem_dead_letters (consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload,
-             first_at, last_at, replay_requested_at)
-         VALUES (1, 'old', '', 'permanent', 1, '', 0, 0, 1, 1, NULL), (1, 'awaits', '', 'permanent', 1, '', 0, 0, 1, 1, 1);
+             first_at, last_at, state, due_at)
+         VALUES (1, 'old', '', 'permanent', 1, '', 0, 0, 1, 1, 0, NULL), (1, 'awaits', '', 'permanent', 1, '', 0, 0, 1, 1, 1, 1);
          INSERT INTO idem_audit (at, who, action) VALUES (1, 'x', 'old');
          INSERT INTO idem_worker_runs (host, process, version, started_at) VALUES ('x', 1, '1', 1);
          UPDATE idem_worker_runs SET started_at = 1;",

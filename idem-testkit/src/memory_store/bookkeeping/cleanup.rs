@@ -9,7 +9,7 @@ use idem_core::{
     store::{AuditEntry, ScopeId},
 };
 
-use super::{Books, DeadLetterRow, Defect, MemoryStore, ReplayState, State};
+use super::{Books, DeadLetterRow, Defect, MemoryStore, RowState, State};
 
 /// Cleanup of a [`MemoryStore`].
 pub(in crate::memory_store) struct MemoryCleaner(pub(in crate::memory_store) MemoryStore);
@@ -109,7 +109,7 @@ impl State {
 impl DeadLetterRow {
     /// A row that awaits a replay stays, however old.
     fn is_done(&self, kept: Duration, now: SystemTime) -> bool {
-        self.replay == ReplayState::Idle && is_old(self.last_at, kept, now)
+        self.state == RowState::Over && is_old(self.last_at, kept, now)
     }
 }
 

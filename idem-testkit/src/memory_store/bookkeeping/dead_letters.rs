@@ -7,7 +7,7 @@ use idem_core::{
     dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, DeadLetterIdentity, StoredDeadLetter},
     hash::PayloadHash,
     message::Origin,
-    store::ScopeId,
+    store::{RunId, ScopeId},
 };
 
 use super::{Books, storable};
@@ -23,7 +23,9 @@ pub(super) struct DeadLetterRow {
     pub(super) last_at: SystemTime,
     /// The first copy, as a replay brings it; without its payload where that was not kept, and then it cannot be replayed.
     pub(super) message: Message,
-    pub(super) replay: ReplayState,
+    pub(super) state: RowState,
+    /// The lease of a row that runs.
+    pub(super) taken: Option<(SystemTime, RunId)>,
 }
 
 /// The message as a database keeps it, with this payload.
@@ -70,10 +72,12 @@ pub(super) enum Folding {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReplayState {
-    Idle,
-    Requested,
-    Taken(SystemTime),
+pub(super) enum RowState {
+    Over,
+    /// It runs from this instant on.
+    Due(SystemTime),
+    /// It runs behind another row of its ordering key.
+    Behind(SystemTime),
 }
 
 /// A dead letter as a [`MemoryStore`](super::super::MemoryStore) keeps it.
@@ -150,7 +154,8 @@ impl Books {
             last_origin: origin,
             last_at: now,
             message: stored_message(&dead_letter.message, dead_letter.message.payload().filter(|_| kept).cloned()),
-            replay: ReplayState::Idle,
+            state: RowState::Over,
+            taken: None,
         });
         seen
     }

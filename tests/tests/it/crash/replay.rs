@@ -36,7 +36,7 @@ async fn replay(kind: Kind, point: &str, name: &str) -> Result<(), String> {
     fixture.recover_and_check().await.map_err(|error| format!("before the replay: {error}"))?;
 
     let ids: Vec<_> = fixture.database.dead_letters().await.iter().map(|letter| letter.id).collect();
-    let marked = fixture.database.bookkeeping().request_replay(&ids).await.unwrap();
+    let marked = fixture.database.bookkeeping().due_now(&ids, "ann").await.unwrap();
     if marked != LETTERS as u64 {
         return Err(format!("{marked} of {LETTERS} dead letters were marked for a replay"));
     }

@@ -247,15 +247,15 @@ impl Database {
         self.bookkeeping.dead_letters(&ConsumerName::new("payments").unwrap(), 100_000).await.unwrap()
     }
 
-    /// Makes replays that a dead consumer took free again, which otherwise takes ten minutes.
+    /// Makes replays that a dead consumer took free again, which otherwise takes a minute.
     pub(crate) async fn let_replays_be_taken_over(&self) {
         match self.postgres().await {
             Some(mut connection) => {
-                let text = "UPDATE idem.dead_letters SET replay_taken_at = NULL";
+                let text = "UPDATE idem.dead_letters SET taken_at = '-infinity' WHERE taken_at IS NOT NULL";
                 query(text).execute(&mut connection).await.unwrap();
             }
             None => {
-                let text = "UPDATE idem_dead_letters SET replay_taken_at = NULL";
+                let text = "UPDATE idem_dead_letters SET taken_at = 0 WHERE taken_at IS NOT NULL";
                 query(text).execute(&mut self.sqlite().await).await.unwrap();
             }
         }

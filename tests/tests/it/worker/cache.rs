@@ -64,7 +64,7 @@ async fn another_epoch_empties_the_memory_of_a_running_worker() {
     fixture.publish("2", "permanent");
     within("both", fixture.queue.drained()).await;
     let letter = fixture.dead_letters().await.remove(0);
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[letter.id], "ann").await.unwrap(), 1);
     running.until("the replay", |running| running.view.summary().replayed == 1).await;
     fixture.queue.publish(message("1", "ok")).unwrap();
     within("the copy", fixture.queue.drained()).await;

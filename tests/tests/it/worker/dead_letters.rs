@@ -314,11 +314,11 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
     within("draining the queue", fixture.queue.drained()).await;
     let letter = fixture.dead_letters().await.remove(0);
     // It fails once more, and stays what it is.
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[letter.id], "ann").await.unwrap(), 1);
     running.until("the failed replay", |running| running.view.summary().replayed == 1).await;
     assert_eq!(fixture.counted().get("1"), None);
     fixture.script.mend();
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[letter.id], "ann").await.unwrap(), 1);
     running.until("the replay", |running| running.view.summary().replayed == 2).await;
     running.stop().await.unwrap();
     assert_eq!(fixture.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());

@@ -9,6 +9,7 @@ mod captured;
 mod clocks;
 mod control;
 mod dead_letters;
+mod due;
 mod evidence;
 mod failures;
 mod fixture;

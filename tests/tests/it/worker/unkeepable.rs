@@ -7,13 +7,13 @@ use std::sync::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Message, SourceError, Store as _, Tenant,
+    ConsumerName, Message, SourceError, Store as _, Tenant,
     config::OnUnkeepable,
     consumer::Pause,
-    dead_letter::{DeadLetter, PAYLOAD_OMITTED, Publisher, Reason, ReplayEnd},
+    dead_letter::{DeadLetter, DueEnd, DueRoom, PAYLOAD_OMITTED, Publisher, Reason},
     key,
     message::{OrderingKey, Origin},
-    store::{Bookkeeping, ControlState},
+    store::{Bookkeeping, ControlState, RunId},
     worker::{IncidentKind, WaitCause, WorkerBuilder},
 };
 use idem_testkit::{
@@ -83,7 +83,7 @@ async fn a33_the_payload_of_a_dead_letter_is_kept_and_can_be_replayed() {
     let letters = fixture.dead_letters().await;
     assert!(letters.iter().all(|letter| letter.payload_kept), "{letters:?}");
     let large = letters.iter().find(|letter| letter.reason == Reason::TooLarge).unwrap();
-    assert_eq!(fixture.store.bookkeeping().request_replay(&[large.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().due_now(&[large.id], "ann").await.unwrap(), 1);
     let wider = fixture.consumer().payload_bytes_max(4 << 20).build().unwrap();
     let running = Running::new(fixture.worker_of(wider));
     running.until("the replay", |running| running.view.summary().replayed == 1).await;
@@ -252,9 +252,10 @@ async fn s23_beyond_their_quota_bad_messages_wait_until_letters_are_dropped_or_r
     fixture.store.drop_dead_letters(&kept[..1]);
     running.until("room by one that was dropped", |running| running.view.summary().dead_lettered == 4).await;
     // One that a replay has handled counts no more, although its row stays until cleanup.
-    let books = fixture.store.bookkeeping();
-    books.request_replay(&kept[1..2]).await.unwrap();
-    books.finish_replay(kept[1], ReplayEnd::Processed).await.unwrap();
+    let (books, name) = (fixture.store.bookkeeping(), ConsumerName::new("ledger").unwrap());
+    books.due_now(&kept[1..2], "ann").await.unwrap();
+    books.take_due(&name, RunId(9), DueRoom::rows(1)).await.unwrap();
+    books.end_due(RunId(9), &[(kept[1], DueEnd::Processed)]).await.unwrap();
     running.until("room by one that was replayed", |running| running.view.summary().dead_lettered == 5).await;
     running.until("one still held", |running| held_by_quota(running) == 1).await;
     fixture.store.drop_dead_letters(&kept[2..]);

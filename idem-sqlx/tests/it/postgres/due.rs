@@ -1,0 +1,129 @@
+//! Rows that are due: what a look reads, whose rows a login may end, and rows that were deleted by hand.
+
+use idem_core::{
+    ConsumerName, Store as _,
+    dead_letter::{DueEnd, DueRoom},
+    store::{Bookkeeping as _, RunId},
+};
+use sqlx::{AssertSqlSafe, ConnectOptions as _};
+
+use super::{
+    fixture::Fixture,
+    inbox::buffers,
+    roles::{arrange, give_up, login},
+};
+
+/// Dead letters of a consumer, in this state: 0, or 1 with the lease that a run has since now.
+fn fill(consumer: i32, from: u32, rows: u32, state: u32, is_taken: bool) -> String {
+    let taken = if is_taken { "now(), 1, session_user" } else { "NULL, NULL, NULL" };
+    format!(
+        "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload,
+            ordering_key, state, due_at, taken_at, taken_by, taken_login)
+        SELECT {consumer}, 'q/' || n, 'q/' || n, 'permanent', 1, '', repeat('x', 200)::bytea, 200, true,
+            ('o' || n)::bytea, {state}, CASE WHEN {state} > 0 THEN now() END, {taken}
+        FROM generate_series({from}, {from} + {rows} - 1) AS n"
+    )
+}
+
+async fn consumers(fixture: &Fixture) {
+    fixture
+        .run(
+            "INSERT INTO consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules) OVERRIDING SYSTEM VALUE
+            VALUES (1, '', 'orders', '', '', '', ''), (2, '', 'other', '', '', '', ''), (3, 'acme', 'orders', '', '', '', '')",
+        )
+        .await;
+}
+
+/// A hundred thousand dead letters, another consumer's backlog and the rows that other workers have change no plan, whatever the statistics
+/// say, and nothing is compiled.
+#[tokio::test]
+async fn a_look_for_what_is_due_reads_by_the_index() {
+    let fixture = Fixture::new().await;
+    consumers(&fixture).await;
+    let mut connection = fixture.connect().await;
+    sqlx::raw_sql("SET jit = on; SET jit_above_cost = 0").execute(&mut connection).await.unwrap();
+    let any = "SELECT any_due('orders', 60000000)";
+    let take = |rows: u32| format!("SELECT * FROM take_due('orders', 7, {rows}, 8000000, 60000000)");
+    for statistics in ["SELECT", "ANALYZE dead_letters, consumers, controls"] {
+        fixture.run(fill(1, 1, 50_000, 0, false)).await;
+        fixture.run(fill(2, 1, 10_000, 1, false)).await;
+        fixture.run(statistics).await;
+        for look in [any, &take(100)] {
+            let nothing = buffers(&mut connection, look).await;
+            assert!(nothing <= 60, "{nothing} pages where nothing is due: {look}, after {statistics}");
+        }
+    }
+    fixture.run(fill(1, 1, 2_000, 1, true)).await;
+    for look in [any, &take(100)] {
+        let in_hand = buffers(&mut connection, look).await;
+        assert!(in_hand <= 300, "{in_hand} pages where other workers have two thousand rows: {look}");
+    }
+    fixture.run(fill(1, 2_001, 1_000, 1, false)).await;
+    let pages = buffers(&mut connection, &take(100)).await;
+    assert!(pages <= 100 * 45 + 300, "{pages} pages to take a hundred");
+    let settings = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+        AND proname LIKE '%\\_due' AND proconfig @> ARRAY['jit=off', 'enable_seqscan=off', 'plan_cache_mode=force_generic_plan']";
+    assert_eq!(fixture.text(settings).await, "any_due end_due lead_due release_due renew_due take_due");
+    drop(connection);
+    fixture.drop().await;
+}
+
+/// What is deleted by hand, or erased, keeps nothing waiting that stands behind it.
+#[tokio::test]
+async fn rows_behind_one_that_was_deleted_are_taken() {
+    let fixture = Fixture::new().await;
+    consumers(&fixture).await;
+    let rows = fill(3, 1, 3, 0, false).replace("('o' || n)", "'o'");
+    fixture.run(format!("{rows}; SELECT due_now(ARRAY(SELECT id FROM dead_letters), 'ann')")).await;
+    fixture.run("DELETE FROM dead_letters WHERE state = 1").await;
+    let orders = ConsumerName::new("orders").unwrap();
+    let rows = fixture.store.bookkeeping().take_due(&orders, RunId(1), DueRoom::rows(10)).await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.message.origin().as_str()).collect::<Vec<_>>(), ["q/2", "q/3"]);
+    fixture.drop().await;
+}
+
+/// S57: a login of another service's takes what is due, as any worker may, and neither ends, renews nor gives back what another login has. It
+/// writes no state, and makes nobody the head of a key.
+#[tokio::test]
+async fn s57_another_login_ends_no_row() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    consumers(&fixture).await;
+    fixture
+        .run(format!("{}; SELECT due_now(ARRAY(SELECT id FROM dead_letters), 'ann')", fill(1, 1, 2, 0, false)))
+        .await;
+    let worker = login(&fixture, "idem_worker").await;
+    let store = fixture.options_of(worker.clone()).build().unwrap();
+    let orders = ConsumerName::new("orders").unwrap();
+    let taken = store.bookkeeping().take_due(&orders, RunId(7), DueRoom::rows(1)).await.unwrap();
+    assert_eq!(taken.len(), 1);
+    let held = "SELECT concat_ws(' ', state, taken_by, taken_login = '{login}', replay_outcome) FROM dead_letters WHERE taken_by = 7";
+    let held = held.replace("{login}", &format!("{}_idem_worker", fixture.schema));
+    assert_eq!(fixture.text(&held).await, "1 7 t");
+    // The administrator's login, which owns the tables, is another one.
+    let other = fixture.store.bookkeeping();
+    let ids = [taken[0].id];
+    other.end_due(RunId(7), &[(ids[0], DueEnd::Processed)]).await.unwrap();
+    other.release_due(RunId(7), &ids).await.unwrap();
+    other.renew_due(RunId(7), &ids).await.unwrap();
+    assert_eq!(fixture.text(&held).await, "1 7 t");
+    let mut thief = worker.connect().await.unwrap();
+    for attack in [
+        "UPDATE dead_letters SET state = 0, due_at = NULL",
+        "UPDATE dead_letters SET taken_at = NULL, taken_by = NULL",
+        "UPDATE dead_letters SET due_at = 'infinity'",
+        "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload, state, due_at)
+            VALUES (1, 'forged', '', 'permanent', 1, '', 0, false, 1, now())",
+        "SELECT lead_due(ARRAY[1], ARRAY['o1'::bytea])",
+        "SELECT lock_due(ARRAY[1])",
+    ] {
+        let refused = sqlx::raw_sql(AssertSqlSafe(attack)).execute(&mut thief).await.unwrap_err();
+        let code = refused.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        assert_eq!(code, "42501", "{attack}");
+    }
+    store.bookkeeping().end_due(RunId(7), &[(ids[0], DueEnd::Processed)]).await.unwrap();
+    assert_eq!(fixture.text("SELECT count(*) FROM dead_letters WHERE replay_outcome = 'processed'").await, "1");
+    drop(thief);
+    store.disconnect().await;
+    give_up(fixture, &["idem_worker"]).await;
+}

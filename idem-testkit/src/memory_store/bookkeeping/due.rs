@@ -1,0 +1,171 @@
+//! Rows that are due: which of them may run, who has them, and how they end.
+
+use std::{collections::BTreeSet, time::SystemTime};
+
+use idem_core::{
+    Bytes, ConsumerName,
+    dead_letter::{DUE_LEASE, DeadLetterId, Due, DueEnd, DueRoom},
+    message::OrderingKey,
+    store::{RunId, ScopeId},
+};
+
+use super::{
+    Books,
+    dead_letters::{DeadLetterRow, RowState},
+    storable,
+};
+
+type Sequence = (ScopeId, OrderingKey);
+
+impl DeadLetterRow {
+    fn sequence(&self) -> Option<Sequence> {
+        self.message.ordering_key().map(|key| (self.scope, key.clone()))
+    }
+
+    fn since(&self) -> Option<SystemTime> {
+        match self.state {
+            RowState::Over => None,
+            RowState::Due(at) | RowState::Behind(at) => Some(at),
+        }
+    }
+
+    /// Whether no run has it.
+    fn is_free(&self, now: SystemTime) -> bool {
+        self.taken.is_none_or(|(at, _)| now.duration_since(at).is_ok_and(|age| age > DUE_LEASE))
+    }
+
+    fn is_of(&self, run: RunId) -> bool {
+        self.taken.is_some_and(|(_, by)| by == run)
+    }
+}
+
+impl Books {
+    pub(super) fn due_now(&mut self, ids: &[DeadLetterId], now: SystemTime) -> u64 {
+        let (mut marked, mut scopes, mut sequences) = (0, BTreeSet::new(), BTreeSet::new());
+        for id in ids {
+            let Some(row) = self.find(*id).filter(|row| row.state == RowState::Over && row.seen.payload_kept) else {
+                continue;
+            };
+            let sequence = row.sequence();
+            row.state = if sequence.is_some() { RowState::Behind(now) } else { RowState::Due(now) };
+            row.seen.replayed = None;
+            let (scope, key, hash) = (row.scope, row.seen.key.clone(), row.hash);
+            sequences.extend(sequence);
+            self.end_count(scope, key.as_ref(), hash);
+            scopes.insert(scope);
+            marked += 1;
+        }
+        self.lead(&sequences);
+        // Once a request, however many it marks.
+        scopes.into_iter().for_each(|scope| *self.epochs.entry(scope).or_default() += 1);
+        marked
+    }
+
+    /// The first row of each of these ordering keys is its head, and no other.
+    fn lead(&mut self, sequences: &BTreeSet<Sequence>) {
+        for sequence in sequences {
+            let rows = || self.dead_letters.iter().filter(|row| row.sequence().as_ref() == Some(sequence));
+            let waiting = rows().filter(|row| row.state != RowState::Over);
+            let first = waiting.min_by_key(|row| (row.taken.is_none(), row.seen.id)).map(|row| row.seen.id);
+            for row in self.dead_letters.iter_mut().filter(|row| row.sequence().as_ref() == Some(sequence)) {
+                let Some(at) = row.since() else { continue };
+                row.state = if Some(row.seen.id) == first { RowState::Due(at) } else { RowState::Behind(at) };
+            }
+        }
+    }
+
+    /// Heads whose rows were removed leave rows behind that nothing would let go.
+    fn lead_orphans(&mut self, consumer: &ConsumerName) {
+        let own = self.dead_letters.iter().filter(|row| row.consumer == *consumer);
+        let led: BTreeSet<_> =
+            own.clone().filter(|row| matches!(row.state, RowState::Due(_))).map(|row| row.scope).collect();
+        let behind = own.filter(|row| matches!(row.state, RowState::Behind(_)) && !led.contains(&row.scope));
+        let orphans = behind.filter_map(DeadLetterRow::sequence).collect();
+        self.lead(&orphans);
+    }
+
+    /// Takes rows. `twice` hands out those of other runs too, and `alone` rows whose head is not taken with them: defects.
+    pub(super) fn take_due(
+        &mut self,
+        consumer: &ConsumerName,
+        (run, room): (RunId, DueRoom),
+        now: SystemTime,
+        (twice, alone): (bool, bool),
+    ) -> Vec<Due> {
+        self.lead_orphans(consumer);
+        let own = || self.dead_letters.iter().filter(|row| row.consumer == *consumer && (twice || row.is_free(now)));
+        let is_head = |row: &&DeadLetterRow| match row.state {
+            RowState::Due(at) => at <= now,
+            RowState::Behind(_) => alone,
+            RowState::Over => false,
+        };
+        let mut heads: Vec<&DeadLetterRow> = own().filter(is_head).collect();
+        heads.sort_by_key(|row| (row.since(), row.seen.id));
+        let mut turns: Vec<(usize, &DeadLetterRow)> = heads
+            .iter()
+            .enumerate()
+            .map(|(place, row)| (heads[..place].iter().filter(|before| before.scope == row.scope).count(), *row))
+            .collect();
+        turns.sort_by_key(|(turn, row)| (*turn, row.since(), row.seen.id));
+        turns.truncate(room.rows as usize);
+        let each_max = (room.rows as usize - turns.len()) / turns.len().max(1);
+        let mut found: Vec<(usize, Option<SystemTime>, DeadLetterId, DeadLetterId)> = Vec::new();
+        for (_, head) in turns {
+            let (at, id) = (head.since(), head.seen.id);
+            found.push((0, at, id, id));
+            let is_follower =
+                |row: &&DeadLetterRow| matches!(row.state, RowState::Behind(_)) && row.sequence() == head.sequence();
+            let mut followers: Vec<_> =
+                own().filter(is_follower).map(|row| (row.taken.is_none(), row.seen.id)).collect();
+            followers.sort_unstable();
+            let steps = followers.into_iter().take(each_max).enumerate();
+            found.extend(steps.filter(|_| !alone).map(|(step, (_, follower))| (step + 1, at, id, follower)));
+        }
+        found.sort_unstable();
+        let (mut bytes, mut taken) = (0, Vec::new());
+        for (.., id) in found {
+            let Some(row) = self.find(id).filter(|_| bytes < room.bytes) else { break };
+            bytes += row.message.payload().map_or(0, Bytes::len) as u64;
+            let was_taken = row.taken.replace((now, run)).is_some();
+            let (scope, message, key) = (row.scope, row.message.clone(), row.seen.key.clone());
+            taken.push(Due { id, scope, message, key, was_taken });
+        }
+        taken
+    }
+
+    pub(super) fn renew_due(&mut self, run: RunId, ids: &[DeadLetterId], now: SystemTime) {
+        for id in ids {
+            if let Some(row) = self.find(*id).filter(|row| row.is_of(run)) {
+                row.taken = Some((now, run));
+            }
+        }
+    }
+
+    pub(super) fn release_due(&mut self, run: RunId, ids: &[DeadLetterId]) {
+        let mut sequences = BTreeSet::new();
+        for id in ids {
+            if let Some(row) = self.find(*id).filter(|row| row.is_of(run)) {
+                row.taken = None;
+                sequences.extend(row.sequence());
+            }
+        }
+        self.lead(&sequences);
+    }
+
+    /// A row that has ended stays as it ended: a worker that was thought dead may come late.
+    pub(super) fn end_due(&mut self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) {
+        let mut sequences = BTreeSet::new();
+        for (id, end) in ends {
+            let counts = |row: &&mut DeadLetterRow| match end {
+                DueEnd::Processed | DueEnd::Duplicate => row.taken.is_some(),
+                DueEnd::Failed { .. } => row.is_of(run),
+            };
+            if let Some(row) = self.find(*id).filter(counts) {
+                (row.state, row.taken) = (RowState::Over, None);
+                row.seen.replayed = Some(storable(&end.outcome()));
+                sequences.extend(row.sequence());
+            }
+        }
+        self.lead(&sequences);
+    }
+}

@@ -257,3 +257,6 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
 fn numbers(ids: &[DeadLetterId]) -> Vec<i64> {
     ids.iter().map(|id| id.0).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,9 +15,12 @@ use crate::support::database::Kind;
 
 /// How many dead letters are replayed.
 const LETTERS: usize = 8;
+/// The same, where they are many units.
+const HUNDREDS: usize = 300;
 
 /// Where a replay can be interrupted.
-const POINTS: [&str; 7] = [
+const POINTS: [&str; 9] = [
+    failpoint::DUE_TAKEN,
     failpoint::BEGIN,
     failpoint::CLAIMED,
     failpoint::HANDLER_MID,
@@ -25,11 +28,15 @@ const POINTS: [&str; 7] = [
     failpoint::GUARD,
     failpoint::COMMIT_SENT,
     failpoint::COMMIT_OK,
+    failpoint::DUE_ENDED,
 ];
 
-async fn replay(kind: Kind, point: &str, name: &str) -> Result<(), String> {
+/// Replays as many dead letters through consumers that die, each at the next of these points.
+async fn replay(kind: Kind, letters: usize, points: &[&str], name: &str) -> Result<(), String> {
     let mut fixture = Fixture::new(name, kind, BATCH, QueueOptions::default()).await;
-    for act in [vec![Act::FailUntilRepaired; LETTERS], vec![Act::Succeed; LETTERS * 2]].concat() {
+    // Fewer fail than succeed, or the breaker opens.
+    let acts = [Act::FailUntilRepaired, Act::Succeed, Act::Succeed].into_iter().cycle().take(letters * 3);
+    for act in acts {
         let sent = fixture.producer.payment(&fixture.ledger, act, &mut fixture.rng);
         fixture.ledger.publish(&fixture.queue, sent);
     }
@@ -37,14 +44,19 @@ async fn replay(kind: Kind, point: &str, name: &str) -> Result<(), String> {
 
     let ids: Vec<_> = fixture.database.dead_letters().await.iter().map(|letter| letter.id).collect();
     let marked = fixture.database.bookkeeping().due_now(&ids, "ann").await.unwrap();
-    if marked != LETTERS as u64 {
-        return Err(format!("{marked} of {LETTERS} dead letters were marked for a replay"));
+    if marked != letters as u64 {
+        return Err(format!("{marked} of {letters} dead letters were marked for a replay"));
     }
     // The queue is at its end, so it is the replays that have to be waited for.
     fixture.plan = Plan { repaired: true, idle_ms: 700, ..fixture.plan.clone() };
-    for kill in 1..=kills().min(3) {
-        // At most two replays are done with each kill, so that some are left for the next.
-        let skip = fixture.rng.u64(0..2);
+    let last = if letters == LETTERS { kills().min(3) } else { points.len() as u64 };
+    for (kill, point) in (1..=last).zip(points.iter().cycle()) {
+        // At most two replays are done with each kill, or a few batches, so that some are left for the next.
+        let skip = match *point {
+            failpoint::DUE_TAKEN | failpoint::DUE_ENDED => 0,
+            _ if letters == LETTERS => fixture.rng.u64(0..2),
+            _ => fixture.rng.u64(0..10),
+        };
         let plan = fixture.plan.clone();
         let ended = fixture.start(&plan, &format!("{point}={skip}+1*abort")).ended().await?;
         if !ended.aborted() {
@@ -76,7 +88,7 @@ async fn replay(kind: Kind, point: &str, name: &str) -> Result<(), String> {
 pub(super) async fn replays(kind: Kind) {
     let rows = POINTS.map(|point| (point, format!("{kind:?}-replay-{point}").to_lowercase())).into_iter();
     let rows = rows.filter(|(_, name)| is_chosen(name));
-    let rows = rows.map(|(point, name)| async move { (name.clone(), replay(kind, point, &name).await) });
+    let rows = rows.map(|(point, name)| async move { (name.clone(), replay(kind, LETTERS, &[point], &name).await) });
     conclude(join_all(rows).await);
 }
 
@@ -90,4 +102,23 @@ async fn c7_a_replay_that_is_killed_midway_takes_effect_once_postgres() {
 #[tokio::test]
 async fn c7_a_replay_that_is_killed_midway_takes_effect_once_sqlite() {
     replays(Kind::SqliteStore).await;
+}
+
+/// Of many units, some rows are in flight at each death, and the next consumer takes over what the dead one had.
+async fn hundreds(kind: Kind) {
+    let points = [failpoint::COMMIT_SENT, failpoint::DUE_TAKEN, failpoint::COMMIT_OK, failpoint::DUE_ENDED];
+    let name = format!("{kind:?}-replay-hundreds").to_lowercase();
+    conclude(vec![(name.clone(), replay(kind, HUNDREDS, &points, &name).await)]);
+}
+
+/// On PostgreSQL (C18).
+#[tokio::test]
+async fn c18_hundreds_of_replays_are_exact_under_kills_postgres() {
+    hundreds(Kind::PostgresStore).await;
+}
+
+/// On SQLite (C18).
+#[tokio::test]
+async fn c18_hundreds_of_replays_are_exact_under_kills_sqlite() {
+    hundreds(Kind::SqliteStore).await;
 }

@@ -269,7 +269,9 @@ impl<B: Source> Receiver<B> {
         let (what, source): (_, BoxError) = match error {
             ReceiverError::Source(error) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
             ReceiverError::Store(error) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
-            error => return Err(error),
+            error @ (ReceiverError::Source(_) | ReceiverError::Store(_) | ReceiverError::Unreachable { .. }) => {
+                return Err(error);
+            }
         };
         let (tried_for, elapsed) = (self.settings.startup_timeout, waits.begun.elapsed());
         if elapsed >= tried_for {

@@ -9,8 +9,8 @@ use std::{
 
 use idem_core::{
     ConsumerName, StoreError,
-    dead_letter::DeadLetterId,
-    store::{Bookkeeping as _, DueEnd, DueRoom, RunId},
+    dead_letter::{DeadLetterId, DueEnd, DueRoom},
+    store::{Bookkeeping as _, RunId},
 };
 
 use super::SqlBookkeeping;

@@ -1,13 +1,17 @@
 //! The telemetry of a worker: metrics, spans, and log lines that stay few.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use idem_core::{
-    Message,
+    ConsumerName, Message,
     config::{OnConflict, RetryPolicy},
+    inbox::{InboxStore as _, Intake, ReceiverSettings},
     telemetry,
 };
-use idem_testkit::memory::{Faults, Rate};
+use idem_testkit::{
+    MemoryStore,
+    memory::{Faults, Rate},
+};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState, TracerProvider as _};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
@@ -72,9 +76,10 @@ async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     ] {
         assert_eq!(recorded.get(metric), Some(&value), "{metric} in {recorded:#?}");
     }
-    // Those of the outbox are its relays', by destination, and others are a service's over HTTP or of the process around the worker.
+    // Those of the outbox are its relays', by destination, those of an inbox its receiver's or source's, and others are a service's over HTTP
+    // or of the process around the worker.
     for metric in telemetry::METRICS.iter().filter(|metric| {
-        !["idem.outbox_", "idem.http_", "idem.log_", telemetry::CLEANUP_LAG_MAX.name]
+        !["idem.outbox_", "idem.inbox_", "idem.http_", "idem.log_", telemetry::CLEANUP_LAG_MAX.name]
             .iter()
             .any(|of| metric.name.starts_with(of))
     }) {
@@ -88,6 +93,35 @@ async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     for key in recorded.keys() {
         let labels = key.split_once('{').unwrap().1.trim_end_matches('}');
         assert!(labels.split(',').all(|label| known.iter().any(|known| label.starts_with(known))), "{key}");
+    }
+}
+
+/// N19: what waits in an inbox is counted by consumer, and so are slots that no worker holds.
+#[tokio::test]
+async fn n19_what_waits_in_an_inbox_is_measured() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let (inbox, name) = (Arc::new(MemoryStore::new()).inbox(), ConsumerName::new("ledger").unwrap());
+    // Counted before each message.
+    let settings = ReceiverSettings::default().count_every(Duration::ZERO);
+    let intake = metrics::with_local_recorder(&recorder, || Intake::new(Arc::clone(&inbox), name.clone(), settings));
+    for key in ["a", "b", "c"] {
+        intake.put(message(key, "fine")).await.unwrap();
+    }
+    let recorded = recorded(&snapshotter);
+    for (metric, value) in [
+        ("idem.inbox_received{consumer=ledger}", 3.0),
+        ("idem.inbox_rows{consumer=ledger}", 2.0),
+        ("idem.inbox_free_slots{consumer=ledger}", 16.0),
+    ] {
+        assert_eq!(recorded.get(metric), Some(&value), "{metric} in {recorded:#?}");
+    }
+    for metric in telemetry::METRICS.iter().filter(|metric| metric.name.starts_with("idem.inbox_")) {
+        assert!(
+            recorded.contains_key(&format!("{}{{consumer=ledger}}", metric.name)),
+            "nobody records {}",
+            metric.name
+        );
     }
 }
 

@@ -1,21 +1,20 @@
 //! Rows that are due: dead letters that an operator had replayed. A task takes them in batches as long as there are any, renews their
 //! leases while they are in flight, and notes their ends, many in one statement.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+pub(crate) mod rows;
 
-use tokio::{sync::Notify, time::Instant};
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
 
 use crate::{
-    dead_letter::{DUE_LEASE, DeadLetterId, Due, DueEnd, DueRoom},
+    dead_letter::{DUE_LEASE, Due},
     error::StoreError,
     failpoint,
     source::{Assignment, Source},
     store::{Bookkeeping as _, Store, describe::one_line},
     worker::{
+        due::rows::Taken,
         intake::{self, LaneSenders},
         job::{DeliveredBy, Isolation},
         shared::Shared,
@@ -24,84 +23,10 @@ use crate::{
 
 /// Rows in flight, at most. A look takes more once half of them have ended.
 const ROWS_MAX: u32 = 500;
-/// Bytes of payload in flight, about.
-const BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// The age at which a lease is renewed. Those of half that age go with it.
 const RENEW_AT: Duration = Duration::from_secs(DUE_LEASE.as_secs() / 3);
 /// Until ends that could not be noted, and leases that could not be renewed, are tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
-
-/// The rows that a worker has taken.
-#[derive(Debug, Default)]
-pub(crate) struct DueRows {
-    state: Mutex<State>,
-    changed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    taken: HashMap<DeadLetterId, Taken>,
-    bytes: u64,
-    /// Whether there may be more to take.
-    wanted: bool,
-    ends: Vec<(DeadLetterId, DueEnd)>,
-    released: Vec<DeadLetterId>,
-}
-
-#[derive(Debug)]
-struct Taken {
-    renewed_at: Instant,
-    bytes: u64,
-}
-
-impl State {
-    /// The room for more, where half of it is free.
-    fn room(&self, rows_max: u32) -> Option<DueRoom> {
-        let taken = u32::try_from(self.taken.len()).unwrap_or(u32::MAX);
-        let is_free = taken <= rows_max / 2 && self.bytes <= BYTES_MAX / 2;
-        is_free.then(|| DueRoom { rows: rows_max - taken, bytes: BYTES_MAX - self.bytes })
-    }
-
-    fn forget(&mut self, id: DeadLetterId) {
-        if let Some(taken) = self.taken.remove(&id) {
-            self.bytes -= taken.bytes;
-        }
-    }
-
-    fn oldest(&self) -> Option<Instant> {
-        self.taken.values().map(|taken| taken.renewed_at).min()
-    }
-}
-
-impl DueRows {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has the task look whether anything is due.
-    pub(super) fn look(&self) {
-        self.state().wanted = true;
-        self.changed.notify_one();
-    }
-
-    /// Whether no row is in flight.
-    pub(super) fn is_empty(&self) -> bool {
-        self.state().taken.is_empty()
-    }
-
-    /// A row has ended. Lanes do not wait until that is noted: where the note is lost, the row is taken again, and is a duplicate by its
-    /// record.
-    pub(super) fn ended(&self, id: DeadLetterId, end: DueEnd) {
-        self.state().ends.push((id, end));
-        self.changed.notify_one();
-    }
-
-    /// A row did not run.
-    pub(super) fn released(&self, id: DeadLetterId) {
-        self.state().released.push(id);
-        self.changed.notify_one();
-    }
-}
 
 /// Takes, renews and ends rows until the worker stops, and then those that its lanes give back.
 pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {

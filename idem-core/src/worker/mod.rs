@@ -60,7 +60,7 @@ use crate::{
     },
     worker::{
         committed_keys::CommittedKeys,
-        due::DueRows,
+        due::rows::DueRows,
         in_flight::InFlight,
         intake::LaneSenders,
         lane::Lane,

@@ -34,7 +34,7 @@ use crate::{
     unit::engine::Engine,
     worker::{
         committed_keys::CommittedKeys,
-        due::DueRows,
+        due::rows::DueRows,
         error::WorkerError,
         in_flight::{InFlight, Permit},
         job::{DeliveredBy, Job},

@@ -2,8 +2,10 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 use crate::{commands::dead_letters::thousands, exit::Failure, report::Report};
 

@@ -51,7 +51,7 @@ async fn t17_a_thousand_rows_run_at_once_and_in_the_order_of_their_keys() {
     due_now(&fixture, &ids.iter().rev().copied().collect::<Vec<_>>()).await;
     let consumer = fixture.consumer().lanes(3).build().unwrap();
     // Rows that are left wait for no further look at the controls, of which there is one in five seconds.
-    let begun = std::time::Instant::now();
+    let begun = tokio::time::Instant::now();
     let running = Running::new(fixture.worker_of(consumer).control_every(Duration::from_secs(5)));
     running.until("all rows", |running| running.view.summary().replayed == 1_000).await;
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());

@@ -16,6 +16,7 @@ pub(crate) mod requests;
 pub(crate) mod retention;
 pub(crate) mod services;
 pub(crate) mod show;
+pub(crate) mod standing;
 mod stats;
 pub(crate) mod stuck;
 mod workers;
@@ -41,11 +42,9 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Migrate(command) => migrate::run(target, command).await,
         Command::Cleanup(clean) => cleanup::run(target, &clean).await,
         Command::Doctor(doctor) => doctor::run(target, &doctor).await,
-        Command::Consumers(command) => consumers::run(Database::open(target).await?, command).await,
-        Command::Pause(because) => consumers::run(Database::open(target).await?, Consumers::Pause(because)).await,
-        Command::Resume { consumer } => {
-            consumers::run(Database::open(target).await?, Consumers::Resume { consumer }).await
-        }
+        Command::Consumers(command) => consumers::run(target, command).await,
+        Command::Pause(because) => consumers::run(target, Consumers::Pause(because)).await,
+        Command::Resume { consumer } => consumers::run(target, Consumers::Resume { consumer }).await,
         Command::Show(show) => show::run(Database::open(target).await?, &show).await,
         Command::Forget(forget) => forget::run(Database::open(target).await?, &forget).await,
         Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,
@@ -55,6 +54,6 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Stats => stats::run(Database::open(target).await?).await,
         Command::Workers(limit) => workers::run(Database::open(target).await?, &limit).await,
         Command::Retention(command) => retention::run(Database::open(target).await?, command).await,
-        Command::Stuck(limit) => stuck::run(Database::open(target).await?, &limit).await,
+        Command::Stuck(limit) => stuck::run(target, &limit).await,
     }
 }

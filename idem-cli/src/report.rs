@@ -81,6 +81,10 @@ impl Table {
         &self.0
     }
 
+    pub(crate) fn into_rows(self) -> Vec<Row> {
+        self.0
+    }
+
     /// The first rows, at most this many.
     pub(crate) fn first(mut self, max: usize) -> Self {
         self.0.truncate(max);

@@ -36,7 +36,7 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
     let store = Arc::new(SqliteStore::connect(options.create_if_missing(false)).await?);
     match command {
         Command::Cleanup(clean) if !clean.print_sql => clean_up(&store, &clean).await,
-        Command::Doctor(asked) => doctor(&store, File::open(target).await?, &asked).await,
+        Command::Doctor(asked) => doctor(&store, target, &asked).await,
         Command::Show(show) => keys::show(File::open(target).await?, &show).await,
         Command::Forget(forget) => keys::forget(File::open(target).await?, &forget).await,
         Command::Erase(erase) => keys::erase(File::open(target).await?, &erase).await,
@@ -44,10 +44,14 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Retention(command) => retention::run(File::open(target).await?, command).await,
         Command::Stats => consumers::stats(File::open(target).await?).await,
         Command::Workers(limit) => consumers::workers(File::open(target).await?, &limit).await,
-        Command::Stuck(limit) => consumers::stuck(File::open(target).await?, &limit).await,
-        Command::Consumers(command) => consumers::run(File::open(target).await?, command).await,
-        Command::Pause(because) => consumers::run(File::open(target).await?, Consumers::Pause(because)).await,
-        Command::Resume { consumer } => consumers::run(File::open(target).await?, Consumers::Resume { consumer }).await,
+        Command::Stuck(limit) => {
+            let mut file = File::open(target).await?;
+            let standing = consumers::standing(&store, &mut file, target).await?;
+            consumers::stuck(&standing, file, &limit).await
+        }
+        Command::Consumers(command) => consumers::run(&store, target, command).await,
+        Command::Pause(because) => consumers::run(&store, target, Consumers::Pause(because)).await,
+        Command::Resume { consumer } => consumers::run(&store, target, Consumers::Resume { consumer }).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
         Command::Outbox(Outbox::List { destination, state, limit }) => {
             let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
@@ -115,17 +119,19 @@ WHERE c.handler = 'http' OR a.sealed_with IS NOT NULL ORDER BY c.name"#;
 const INBOXES: &str = r#"
 SELECT DISTINCT c.name FROM "{schema}_consumers" AS c JOIN "{schema}_inbox_slots" AS s ON s.consumer = c.id ORDER BY c.name"#;
 
-async fn doctor(store: &Arc<SqliteStore>, mut file: File, asked: &Doctor) -> Result<Report, Failure> {
+async fn doctor(store: &Arc<SqliteStore>, target: &Target, asked: &Doctor) -> Result<Report, Failure> {
+    let mut file = File::open(target).await?;
     match store.bookkeeping().verify().await {
         Ok(()) => {
-            let mut findings = match store.outbox() {
+            let mut findings = consumers::standing(store, &mut file, target).await?.findings();
+            findings.extend(match store.outbox() {
                 Some(outbox) => {
                     let readers = file.table(outbox::READERS, &[]).await?;
                     let keys = file.table(outbox::SHARED_KEYS, &[]).await?;
                     commands::outbox::findings(&outbox.backlog(None).await?, &readers, &keys)
                 }
                 None => Vec::new(),
-            };
+            });
             let consumers = file.table(INBOXES, &[]).await?;
             findings.extend(commands::inbox::findings(&store.inbox(), &consumers).await?);
             let facts = file.table(SERVICES, &[]).await?;

@@ -41,6 +41,7 @@ mod setters;
 pub mod source;
 mod span;
 mod spawn;
+pub mod standing;
 pub mod store;
 pub mod telemetry;
 mod unit;

@@ -14,6 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     dead_letter::Breaker,
     names::ConsumerName,
+    standing::{Condition, Fact, Tables},
     store::{Control, ControlState},
 };
 
@@ -67,6 +68,8 @@ pub(crate) struct IntakeGate {
     /// Raised each time that the breaker closes.
     closed: watch::Sender<u64>,
     broker: Mutex<BrokerState>,
+    /// The consumer's state by its tables, when they were last read.
+    tables: Mutex<Option<Tables>>,
     probe_at: tokio::sync::Mutex<Instant>,
 }
 
@@ -107,6 +110,7 @@ impl IntakeGate {
             breakers: Mutex::default(),
             closed: watch::Sender::new(0),
             broker: Mutex::default(),
+            tables: Mutex::default(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
         }
     }
@@ -185,6 +189,37 @@ impl IntakeGate {
         } else {
             None
         }
+    }
+
+    /// Every cause for which intake waits now, since intake is closed.
+    pub(crate) fn facts(&self) -> Vec<Fact> {
+        let State { control, why, lanes_down, .. } = self.state.borrow().clone();
+        let mut facts = Vec::new();
+        match control {
+            ControlState::Running => {}
+            ControlState::Paused => facts.push(Fact::of(Condition::Paused).detail(why)),
+            ControlState::Halted => facts.push(Fact::of(Condition::Halted).detail(why)),
+        }
+        if lanes_down > 0 {
+            facts.push(Fact::of(Condition::DatabaseDown).count(lanes_down as u64));
+        }
+        if self.breaker_is_open() {
+            facts.push(Fact::of(Condition::BreakerOpen));
+        }
+        match self.paused_for() {
+            Some(time) => facts.into_iter().map(|fact| fact.lasting(time)).collect(),
+            None => facts,
+        }
+    }
+
+    /// The consumer's tables were read.
+    pub(crate) fn set_tables(&self, tables: Option<Tables>) {
+        *self.tables.lock().unwrap_or_else(PoisonError::into_inner) = tables;
+    }
+
+    /// What they said.
+    pub(crate) fn tables(&self) -> Option<Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// For how long intake is closed, by whatever cause; `None` while it is open.

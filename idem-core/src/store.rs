@@ -38,6 +38,7 @@ use crate::{
     names::{ConsumerName, IdempotencyKey, Tenant},
     outbox::rows::Outbox,
     setters::setters,
+    standing::{Fact, Tables},
 };
 pub use crate::{
     error::{ClaimError, CommitError},
@@ -454,6 +455,19 @@ pub trait Bookkeeping: Send + Sync + 'static {
 
     /// Reads the operators' control of the consumer.
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError>;
+
+    /// The same for a worker, which reports the state of its run with it, in one statement where the database can do both in one. The
+    /// last report of a run is made when it `has_ended`. A store that keeps no such thing reads the control alone.
+    async fn report(&self, scope: ScopeId, run: RunId, facts: &[Fact], has_ended: bool) -> Result<Control, StoreError> {
+        let _ = (run, facts, has_ended);
+        self.control(scope).await
+    }
+
+    /// What the tables know of the consumer's state; `None` where the store keeps no such thing.
+    async fn standing(&self, consumer: &ConsumerName) -> Result<Option<Tables>, StoreError> {
+        let _ = consumer;
+        Ok(None)
+    }
 
     /// Pauses, halts or resumes the consumer.
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError>;

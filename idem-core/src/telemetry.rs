@@ -144,6 +144,7 @@ metrics! {
     OLDEST_TRANSACTION = "idem.oldest_transaction", Kind::Gauge, Seconds,
         "for how long the oldest transaction of the worker is open";
     PAUSED = "idem.paused", Kind::Gauge, Count, "whether intake waits, for whatever reason";
+    FAILED_RUNS = "idem.failed_runs", Kind::Gauge, Count, "runs of the consumer's workers within half an hour that ended soon after their start, unasked";
     PAUSED_FOR = "idem.paused_for", Kind::Gauge, Seconds, "for how long intake waits already, for whatever reason";
     HALTED = "idem.halted", Kind::Gauge, Count, "whether the consumer was halted and waits for a person";
     BREAKER_OPEN = "idem.breaker_open", Kind::Gauge, Count,

@@ -10,6 +10,7 @@ use idem_core::{
     cleanup::CleanupState,
     inbox::InboxBacklog,
     relay::{RelayStanding, Relayed},
+    standing::{Level, Row},
     worker::{Incident, IncidentKind, Load, Summary, Wait, WaitCause},
 };
 use tokio::time::Instant;
@@ -37,7 +38,7 @@ const PARTITIONS_MAX: usize = 20;
 pub(crate) fn html(status: &Status) -> String {
     let consumer = status.consumer();
     let recent = status.last_minute(Instant::now());
-    let matters = attention::matters(status, &recent);
+    let rows = status.rows();
     let mut page = Page::default();
     page.raw("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
     page.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
@@ -46,15 +47,15 @@ pub(crate) fn html(status: &Status) -> String {
     page.raw(STYLE_PATH);
     page.raw("\">");
     // A tab in the background shows it too.
-    match matters.len() {
+    match rows.len() {
         0 => page.element("title", format_args!("{consumer} · idem")),
         count => page.element("title", format_args!("({count}) {consumer} · idem")),
     }
     page.raw("</head><body><header>");
     page.element("h1", consumer);
-    state(&mut page, status);
+    state(&mut page, status, &rows);
     page.raw("</header>");
-    attention::show(&mut page, status, &matters);
+    attention::show(&mut page, status, &rows);
     page.raw("<main>");
     if let Some(load) = status.load() {
         outcomes(&mut page, &status.summary(), &recent);
@@ -82,21 +83,20 @@ pub(crate) fn html(status: &Status) -> String {
     page.0
 }
 
-fn state(page: &mut Page, status: &Status) {
+fn state(page: &mut Page, status: &Status, rows: &[Row]) {
     let readiness = status.readiness();
-    match &readiness.pause {
-        _ if status.dead().is_some() => page.classed("p", "state bad", "broken"),
-        Some(_) if readiness.breaker == "open" => page.classed("p", "state bad", "breaker open"),
-        _ if readiness.database == "down" => page.classed("p", "state bad", "database down"),
-        _ if readiness.broker == "down" => page.classed("p", "state bad", "broker down"),
-        Some(_) => page.classed("p", "state wait", "paused"),
-        None if status.stop.is_cancelled() => page.classed("p", "state wait", "stopping"),
-        None if !readiness.ready => page.classed("p", "state wait", "starting"),
-        None if status.served().is_some() => page.classed("p", "state good", "serving"),
-        None if status.receiver().is_some() => page.classed("p", "state good", "receiving"),
-        None if status.load().is_none() => page.classed("p", "state good", "relaying"),
-        None => page.classed("p", "state good", "consuming"),
-    }
+    let (class, word) = match rows.iter().find(|row| row.condition.stops()) {
+        Some(row) if row.level == Level::Error => ("state bad", row.state),
+        Some(row) => ("state wait", row.state),
+        None if readiness.database == "down" => ("state bad", "database down"),
+        None if status.stop.is_cancelled() => ("state wait", "stopping"),
+        None if !readiness.ready => ("state wait", "starting"),
+        None if status.served().is_some() => ("state good", "serving"),
+        None if status.receiver().is_some() => ("state good", "receiving"),
+        None if status.load().is_none() => ("state good", "relaying"),
+        None => ("state good", "consuming"),
+    };
+    page.classed("p", class, word);
     page.raw("<p class=\"more\">");
     let facts = status.identity().into_iter().flat_map(|identity| &identity.place);
     for (what, value) in facts {

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     sync::{Arc, OnceLock},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use idem_core::{
@@ -14,7 +14,8 @@ use idem_core::{
     consumer::Pause,
     inbox::{InboxBacklog, ReceiverView},
     relay::{RelayView, Relayed},
-    store::RunId,
+    standing::{self, Condition, Fact, Row},
+    store::{ControlState, RunId},
     telemetry::{BROKER_CONNECTED, CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
     worker::{Incident, IncidentKind, Load, Summary, Wait, WorkerView},
 };
@@ -111,9 +112,23 @@ pub(crate) struct Readiness {
     /// For how many seconds it does.
     pub(crate) paused_for: Option<u64>,
     pub(crate) breaker: &'static str,
+    /// Every condition that an operator may look at, worst first; in the words of the page and of the command.
+    pub(crate) conditions: Vec<Shown>,
     /// Where events are relayed to; not there where none are.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) relay: Vec<Standing>,
+}
+
+/// One condition of the consumer.
+#[derive(Debug, Serialize)]
+pub(crate) struct Shown {
+    state: &'static str,
+    level: &'static str,
+    what: String,
+    #[serde(rename = "for")]
+    time: Option<u64>,
+    more: String,
+    fix: Option<String>,
 }
 
 impl Status {
@@ -221,12 +236,31 @@ impl Status {
         }
     }
 
-    /// For how long the broker cannot be used.
-    pub(crate) fn broker_unreachable_for(&self) -> Option<Duration> {
-        if let Some(receiver) = self.receiver() {
-            return receiver.unreachable_for().filter(|_| receiver.has_joined());
+    /// The conditions of the consumer, worst first.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let mut facts = match self.worker.get() {
+            Some((view, _)) => view.all_facts(),
+            None => self.relay_view().map(RelayView::facts).unwrap_or_default(),
+        };
+        let receiver = self.receiver().filter(|view| view.has_joined());
+        if let Some(time) = receiver.and_then(ReceiverView::unreachable_for) {
+            facts.push(Fact::of(Condition::BrokerDown).lasting(time));
         }
-        self.worker.get().filter(|(view, _)| view.has_joined())?.0.broker_unreachable_for()
+        if let (None, Some((pause, time))) = (self.worker.get(), self.pause()) {
+            let fact = match pause {
+                Pause::Control(ControlState::Halted, why) => Fact::of(Condition::Halted).detail(why),
+                Pause::Control(ControlState::Paused | ControlState::Running, why) => {
+                    Fact::of(Condition::Paused).detail(why)
+                }
+                Pause::StoreDown(lanes) => Fact::of(Condition::DatabaseDown).count(lanes),
+                Pause::Breaker => Fact::of(Condition::BreakerOpen),
+            };
+            facts.push(fact.lasting(time.unwrap_or_default()));
+        }
+        if !facts.iter().any(|fact| fact.condition == Condition::TaskDied) {
+            facts.extend(self.dead().map(|task| Fact::of(Condition::TaskDied).subject(task)));
+        }
+        standing::rows(self.consumer(), facts, SystemTime::now())
     }
 
     /// The parts that this worker has now, each with how far it is behind; nothing where the broker hands out none.
@@ -353,6 +387,8 @@ impl Status {
         let alone = self.relay.get().filter(|_| self.serves.get().is_none()).map(RelayView::reads_outbox);
         let unreachable_for =
             worker.and_then(|(view, _)| view.broker_unreachable_for()).or_else(|| self.receiver()?.unreachable_for());
+        let rows = self.rows();
+        let has = |condition| rows.iter().any(|row| row.condition == condition);
         Readiness {
             broker: match unreachable_for {
                 _ if !has_joined => "unknown",
@@ -363,15 +399,25 @@ impl Status {
             ready: (has_joined || self.serves.get().is_some() || alone == Some(true)) && !self.stop.is_cancelled(),
             consumer: self.consumer().to_owned(),
             partitions: self.lag().map(|parts| parts.into_iter().map(|part| part.part).collect()),
-            database: match pause {
-                _ if alone == Some(false) => "down",
-                _ if alone == Some(true) => "up",
-                _ if !has_joined => "unknown",
-                _ if cannot_write => "down",
-                Some(Pause::StoreDown(_)) => "down",
-                Some(Pause::Control(..) | Pause::Breaker) | None => "up",
+            database: match alone {
+                Some(false) => "down",
+                Some(true) => "up",
+                None if !has_joined => "unknown",
+                None if cannot_write || has(Condition::DatabaseDown) => "down",
+                None => "up",
             },
-            breaker: if pause == Some(Pause::Breaker) { "open" } else { "closed" },
+            breaker: if has(Condition::BreakerOpen) { "open" } else { "closed" },
+            conditions: rows
+                .into_iter()
+                .map(|row| Shown {
+                    state: row.state,
+                    level: row.level.as_str(),
+                    what: row.what,
+                    time: row.time.map(|time| time.as_secs()),
+                    more: row.more,
+                    fix: row.fix.map(|fix| self.command(&fix)),
+                })
+                .collect(),
             pause: pause.map(|pause| pause.to_string()),
             paused_for: paused_for.map(|time| time.as_secs()),
             relay: self.relayed().into_iter().map(Standing::from).collect(),

@@ -198,8 +198,16 @@ CREATE TABLE {schema}.worker_runs (
     host       text        COLLATE "C" NOT NULL,
     process    int         NOT NULL,
     version    text        COLLATE "C" NOT NULL,
-    started_at timestamptz NOT NULL DEFAULT now()
-);
+    started_at timestamptz NOT NULL DEFAULT now(),
+    -- What a worker reports of itself every ten seconds; NULL for a service over HTTP. A run without an end that reports no more is gone.
+    consumer   int,
+    seen_at    timestamptz,
+    ended_at   timestamptz,
+    -- Its conditions, each with its number, reason and time, as a JSON array; at the end, how it failed.
+    standing   text        COLLATE "C" NOT NULL DEFAULT '[]'
+) WITH (fillfactor = 50);
+
+CREATE INDEX idx_worker_runs_consumer ON {schema}.worker_runs (consumer, id) WHERE consumer IS NOT NULL;
 
 -- Failures
 
@@ -281,6 +289,9 @@ CREATE UNIQUE INDEX dead_letters_identity ON {schema}.dead_letters (consumer, id
 CREATE INDEX idx_dead_letters_key ON {schema}.dead_letters (consumer, key_id) WHERE key_id IS NOT NULL;
 
 CREATE INDEX idx_dead_letters_last ON {schema}.dead_letters (last_at);
+
+CREATE INDEX idx_dead_letters_open ON {schema}.dead_letters (consumer)
+    WHERE replayed_at IS NULL OR starts_with(replay_outcome, 'failed');
 
 CREATE INDEX idx_dead_letters_due ON {schema}.dead_letters (consumer, state, due_at, id) WHERE state <> 0;
 

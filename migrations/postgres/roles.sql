@@ -93,7 +93,7 @@ GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 GRANT SELECT, INSERT ON {schema}.units, {schema}.consumers, {schema}.payload_hashes TO idem_worker;
 GRANT SELECT, INSERT (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash, alone)
     ON {schema}.processed_messages TO idem_worker;
-GRANT SELECT, INSERT (host, process, version) ON {schema}.worker_runs TO idem_worker;
+GRANT SELECT, INSERT (host, process, version), UPDATE (consumer, seen_at, ended_at, standing) ON {schema}.worker_runs TO idem_worker;
 -- Its lines of the trail carry its login and the server's time, which are not its to say.
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.

@@ -61,8 +61,13 @@ CREATE TABLE "{schema}_worker_runs" (
     host       TEXT    NOT NULL,
     process    INTEGER NOT NULL,
     version    TEXT    NOT NULL,
-    started_at INTEGER NOT NULL
+    started_at INTEGER NOT NULL,
+    consumer   INTEGER,
+    seen_at    INTEGER,
+    ended_at   INTEGER,
+    standing   TEXT    NOT NULL DEFAULT '[]'
 ) STRICT;
+CREATE INDEX "{schema}_idx_worker_runs_consumer" ON "{schema}_worker_runs" (consumer, id);
 
 -- A count of attempts belongs to a message, which is a key and a payload: two payloads that fail under one key are two counts.
 CREATE TABLE "{schema}_message_attempts" (
@@ -127,6 +132,8 @@ CREATE TABLE "{schema}_dead_letters" (
 CREATE UNIQUE INDEX "{schema}_dead_letters_identity" ON "{schema}_dead_letters" (consumer, identity);
 CREATE INDEX "{schema}_idx_dead_letters_key" ON "{schema}_dead_letters" (consumer, key_id) WHERE key_id IS NOT NULL;
 CREATE INDEX "{schema}_idx_dead_letters_last" ON "{schema}_dead_letters" (last_at);
+CREATE INDEX "{schema}_idx_dead_letters_open" ON "{schema}_dead_letters" (consumer)
+    WHERE replayed_at IS NULL OR substr(replay_outcome, 1, 6) = 'failed';
 CREATE INDEX "{schema}_idx_dead_letters_due" ON "{schema}_dead_letters" (consumer, state, due_at, id) WHERE state <> 0;
 -- The first row of an ordering key is its head, as on PostgreSQL.
 CREATE INDEX "{schema}_idx_dead_letters_sequence" ON "{schema}_dead_letters" (consumer, ordering_key, taken_at IS NULL, id)

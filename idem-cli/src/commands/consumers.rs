@@ -1,11 +1,14 @@
 //! `idem consumers`.
 
+use idem_core::Store as _;
+
 use crate::{
-    command_line::Consumers,
+    command_line::{Consumers, Target},
+    commands::standing::{NAMES, Standing},
     confirm::confirm,
-    database::{Bind, Database},
+    database::{self, Bind, Database},
     exit::Failure,
-    report::Report,
+    report::{Report, Table},
 };
 
 const LIST: &str = "\
@@ -115,13 +118,30 @@ WITH first AS (
 )
 SELECT pg_catalog.count(*) FROM unused";
 
-pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Report, Failure> {
+async fn list(mut database: Database, target: &Target) -> Result<Report, Failure> {
+    let consumers = database.table(LIST, &[]).await?;
+    let records = database.table(&RECORDS.replace("{last_hour}", LAST_HOUR), &[]).await?;
+    let standing = standing(&mut database, target).await?;
+    Ok(listed(&standing, consumers).table("records", records))
+}
+
+/// The consumers with their states, and the conditions that are behind these.
+pub(crate) fn listed(standing: &Standing, consumers: Table) -> Report {
+    let (consumers, conditions) = (standing.with_states(consumers), standing.table());
+    let report = Report::new().table("consumers", consumers);
+    if conditions.is_empty() { report } else { report.table("conditions", conditions) }
+}
+
+/// The state of every consumer of this database.
+pub(crate) async fn standing(database: &mut Database, target: &Target) -> Result<Standing, Failure> {
+    let names = database.table(NAMES, &[]).await?;
+    Standing::read(database::store(target)?.bookkeeping(), &names, target.schema.as_str()).await
+}
+
+pub(crate) async fn run(target: &Target, command: Consumers) -> Result<Report, Failure> {
+    let mut database = Database::open(target).await?;
     match command {
-        Consumers::List => {
-            let consumers = database.table(LIST, &[]).await?;
-            let records = database.table(&RECORDS.replace("{last_hour}", LAST_HOUR), &[]).await?;
-            Ok(Report::new().table("consumers", consumers).table("records", records))
-        }
+        Consumers::List => list(database, target).await,
         Consumers::Pause(because) => {
             set(&mut database, &because.consumer, "paused", &because.reason).await?;
             Ok(Report::said(format!("{} is paused; running workers stop intake within 5 s", because.consumer)))

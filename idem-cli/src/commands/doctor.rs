@@ -7,7 +7,10 @@ use idem_sql::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
-    commands::{consumers::LAST_HOUR, inbox, outbox, services},
+    commands::{
+        consumers::{self, LAST_HOUR},
+        inbox, outbox, services,
+    },
     database::{self, Bind, Database},
     exit::{Exit, Failure},
     report::{Report, Row, Table},
@@ -80,6 +83,8 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     };
     let facts = database.table(services::FACTS, &[]).await?;
     let inboxes = inbox::findings(&store.inbox(), &database.table(inbox::CONSUMERS, &[]).await?).await?;
+    let standing = consumers::standing(&mut database, target).await?;
+    let findings = standing.findings().into_iter().collect::<Table>().and(findings.into_rows());
     let findings = findings.and(inboxes).and(services::findings(&facts, doctor));
     let sources = database.table(SOURCES, &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());

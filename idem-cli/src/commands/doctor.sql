@@ -59,15 +59,6 @@ SELECT 'warning', pg_catalog.format('the last start of %s, at %s, said: %s', c.n
 FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL pg_catalog.regexp_split_to_table(start.details, E'\n') AS said
 WHERE said <> ''
 UNION ALL
-SELECT 'notice', pg_catalog.format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
-    pg_catalog.format('Run idem consumers resume %s once the reason is gone', c.name)
-FROM {schema}.controls AS o JOIN {schema}.consumers AS c ON c.id = o.consumer WHERE o.state <> 'running'
-UNION ALL
-SELECT 'warning', pg_catalog.format('%s replays of %s are awaited for more than 10 minutes', pg_catalog.count(*), c.name),
-    pg_catalog.format('Start a worker with --consumer %s, or look why none takes messages in: idem consumers list', c.name)
-FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
-WHERE d.state <> 0::int2 AND d.due_at < pg_catalog.now() - interval '10 minutes' GROUP BY c.name
-UNION ALL
 SELECT 'warning', pg_catalog.format('process %s (%s) has been in a transaction since %s: no row that is removed makes room until it ends',
         pid, application_name, xact_start),
     pg_catalog.format('Find out what it does; SELECT pg_terminate_backend(%s) ends it', pid)

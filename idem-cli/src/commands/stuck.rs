@@ -1,8 +1,8 @@
 //! `idem stuck`.
 
 use crate::{
-    command_line::shared::Limit,
-    commands::dead_letters::accept_loss::HELD,
+    command_line::{Target, shared::Limit},
+    commands::{consumers, dead_letters::accept_loss::HELD, standing::Standing},
     database::{Bind, Database},
     exit::Failure,
     report::{Report, Table},
@@ -51,30 +51,25 @@ SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
 
-/// Consumers that take nothing in because a person paused them or a worker halted them: no attempt is counted of messages
-/// that wait with the broker.
-const STOPPED: &str = "\
-SELECT c.name AS consumer, c.tenant, o.state, o.at AS since, nullif(o.by, '') AS by, nullif(o.reason, '') AS reason,
-    pg_catalog.concat('idem consumers resume ', CASE WHEN c.name OPERATOR(pg_catalog.~) '^[A-Za-z0-9_./:@-]+$' THEN c.name
-        ELSE pg_catalog.concat('''', pg_catalog.replace(c.name, '''', pg_catalog.concat('''', pg_catalog.chr(92), '''''')), '''') END) AS goes_on_with
-FROM {schema}.controls AS o JOIN {schema}.consumers AS c ON c.id = o.consumer
-WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT $1::int8";
-
-pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {
+pub(crate) async fn run(target: &Target, limit: &Limit) -> Result<Report, Failure> {
+    let mut database = Database::open(target).await?;
     let binds = [Bind::Number(limit.limit)];
+    let standing = consumers::standing(&mut database, target).await?;
     let keys = database.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
-    let stopped = database.table(STOPPED, &binds).await?;
     let unkept = database.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
     let sessions = database.table(SESSIONS, &binds).await?;
-    Ok(report(keys, stopped, unkept).table("waiting sessions", sessions))
+    let waits = !sessions.is_empty();
+    Ok(report(&standing, keys, unkept, waits).table("waiting sessions", sessions))
 }
 
-/// The stuck messages and consumers that tables show, with the cure, or where else to look.
-pub(crate) fn report(failing: Table, stopped: Table, unkept: Table) -> Report {
-    let (is_held, is_stuck) = (!unkept.is_empty(), [&failing, &stopped, &unkept].iter().any(|table| !table.is_empty()));
+/// The conditions of consumers, the stuck messages that tables show, with the fix, or where else to look. Sessions may wait for others
+/// too.
+pub(crate) fn report(standing: &Standing, failing: Table, unkept: Table, sessions_wait: bool) -> Report {
+    let is_held = !unkept.is_empty();
+    let is_stuck = is_held || sessions_wait || !failing.is_empty() || standing.is_stuck();
     let report = Report::new()
+        .table("conditions", standing.table())
         .table("failing keys", failing)
-        .table("stopped consumers", stopped)
         .table("held dead letters", unkept);
     if is_held {
         report.line(
@@ -86,9 +81,8 @@ pub(crate) fn report(failing: Table, stopped: Table, unkept: Table) -> Report {
         report
     } else {
         report.line(
-            "No key fails, no consumer is stopped and no message is held. What waits without being charged, such as for the \
-             database or for a key that another unit holds, is in no table: the worker's page (--admin) and the metric \
-             idem_waiting show it by its cause",
+            "No key fails, no consumer is stopped, no session waits for another and no message is held. A worker reports its state \
+             every 10 s; its page (--admin) and the metric idem_waiting are up to the second",
         )
     }
 }

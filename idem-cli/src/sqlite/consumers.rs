@@ -1,9 +1,12 @@
 //! `idem consumers`, `stats`, `workers` and `stuck` on a file.
 
+use idem_core::Store as _;
+use idem_sqlx::SqliteStore;
+
 use super::file::{Bind, File};
 use crate::{
-    command_line::{Consumers, shared::Limit},
-    commands::{consumers, dead_letters::accept_loss::HELD, stuck},
+    command_line::{Consumers, Target, shared::Limit},
+    commands::{consumers, dead_letters::accept_loss::HELD, standing::Standing, stuck},
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -47,8 +50,14 @@ LEFT JOIN (
 ORDER BY c.name, c.tenant"#;
 
 const WORKERS: &str = r#"
-SELECT r.id AS run, r.host, r.process, r.version, {at}r.started_at{} AS started_at, {at}u.last_unit{} AS last_unit
+SELECT r.id AS run, c.name AS consumer, r.host, r.process, r.version, {at}r.started_at{} AS started_at,
+    CASE WHEN r.seen_at IS NULL THEN NULL WHEN r.ended_at IS NOT NULL THEN ifnull((SELECT fact.value ->> 'detail'
+            FROM json_each(r.standing) AS fact WHERE fact.value ->> 'condition' = 'failed' LIMIT 1), 'stopped')
+        WHEN r.seen_at < {now} - 30000000 THEN 'gone: killed, aborted, or cut off from the database'
+        ELSE 'running' END AS state,
+    {at}r.seen_at{} AS seen_at, {at}r.ended_at{} AS ended_at, {at}u.last_unit{} AS last_unit
 FROM "{schema}_worker_runs" AS r
+LEFT JOIN "{schema}_consumers" AS c ON c.id = r.consumer
 LEFT JOIN (SELECT run, max(at) AS last_unit FROM "{schema}_units" GROUP BY run) AS u ON u.run = r.id
 ORDER BY r.id DESC LIMIT ?1"#;
 
@@ -63,13 +72,6 @@ SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d
     {at}d.first_at{} AS since, {at}d.last_at{} AS last_at
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT ?1"#;
-
-const STOPPED: &str = r#"
-SELECT c.name AS consumer, c.tenant, o.state, {at}o.at{} AS since, nullif(o."by", '') AS by, nullif(o.reason, '') AS reason,
-    'idem consumers resume ' || CASE WHEN c.name NOT GLOB '*[^A-Za-z0-9_./:@-]*' THEN c.name
-        ELSE '''' || replace(c.name, '''', '''\''''') || '''' END AS goes_on_with
-FROM "{schema}_controls" AS o JOIN "{schema}_consumers" AS c ON c.id = o.consumer
-WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT ?1"#;
 
 /// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 the action's name in the trail.
 const SET: [&str; 2] = [
@@ -110,9 +112,10 @@ FROM "{schema}_consumers" AS c WHERE {unused} HAVING count(*) > 0"#,
 const UNUSED: &str = r#"c.name = ?1 AND c.tenant <> '' AND c.id <> (SELECT min(id) FROM "{schema}_consumers" WHERE name = ?1)
     AND NOT EXISTS (SELECT 1 FROM "{schema}_controls" AS o WHERE o.consumer = c.id AND o.state <> 'running')"#;
 
-pub(super) async fn run(file: File, command: Consumers) -> Result<Report, Failure> {
+pub(super) async fn run(store: &SqliteStore, target: &Target, command: Consumers) -> Result<Report, Failure> {
+    let mut file = File::open(target).await?;
     match command {
-        Consumers::List => list(file).await,
+        Consumers::List => list(&standing(store, &mut file, target).await?, file).await,
         Consumers::Pause(because) => set(file, &because.consumer, Some(&because.reason)).await,
         Consumers::Resume { consumer } => set(file, &consumer, None).await,
         Consumers::Rename { consumer, to, yes } => rename(file, &consumer, &to, yes.yes).await,
@@ -121,8 +124,17 @@ pub(super) async fn run(file: File, command: Consumers) -> Result<Report, Failur
     }
 }
 
-async fn list(mut file: File) -> Result<Report, Failure> {
-    Ok(Report::new().table("consumers", file.table(LIST, &[]).await?))
+/// The consumers' names.
+const NAMES: &str = r#"SELECT DISTINCT name FROM "{schema}_consumers" ORDER BY name"#;
+
+/// The state of every consumer of this file.
+pub(super) async fn standing(store: &SqliteStore, file: &mut File, target: &Target) -> Result<Standing, Failure> {
+    let names = file.table(NAMES, &[]).await?;
+    Standing::read(store.bookkeeping(), &names, target.schema.as_str()).await
+}
+
+async fn list(standing: &Standing, mut file: File) -> Result<Report, Failure> {
+    Ok(consumers::listed(standing, file.table(LIST, &[]).await?))
 }
 
 pub(super) async fn stats(mut file: File) -> Result<Report, Failure> {
@@ -133,11 +145,11 @@ pub(super) async fn workers(mut file: File, limit: &Limit) -> Result<Report, Fai
     Ok(Report::new().table("workers", file.table(WORKERS, &[limit.limit.into()]).await?))
 }
 
-pub(super) async fn stuck(mut file: File, limit: &Limit) -> Result<Report, Failure> {
+pub(super) async fn stuck(standing: &Standing, mut file: File, limit: &Limit) -> Result<Report, Failure> {
     let binds = [limit.limit.into()];
     let failing = file.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
     let unkept = file.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
-    Ok(stuck::report(failing, file.table(STOPPED, &binds).await?, unkept))
+    Ok(stuck::report(standing, failing, unkept, false))
 }
 
 /// `reason` is given where the consumer is paused.

@@ -13,7 +13,8 @@ use idem_core::{
     dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
     hash::PayloadHash,
     message::Origin,
-    store::{Bookkeeping as _, ControlState, HashRuleId, Interned, Registration, ScopeId},
+    standing::{Condition, Fact},
+    store::{Bookkeeping as _, ControlState, HashRuleId, Interned, Registration, RunId, ScopeId},
 };
 use idem_sql::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
@@ -223,43 +224,101 @@ pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
 }
 
-/// The lines of `stuck` about stopped consumers, and its hint where else to look if nothing is stuck.
+/// The conditions that `stuck`, `doctor` and `consumers list` show of stopped consumers, and the hint of `stuck` where else to look if nothing is
+/// stuck.
 pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
     let nothing = || {
         let stuck = idem("stuck --json").json();
-        assert_eq!(stuck["stopped_consumers"], serde_json::json!([]), "{stuck}");
+        assert_eq!(stuck["conditions"], serde_json::json!([]), "{stuck}");
         let said = stuck["messages"][0].as_str().unwrap();
         assert!(said.contains("no consumer is stopped") && said.contains("idem_waiting"), "{said}");
     };
     nothing();
     idem("consumers pause orders --reason ledger-is-down").ok();
+    let shown = |state: &str, what: &str| {
+        let (stuck, listed) = (idem("stuck --json").json(), idem("consumers list --json").json());
+        let row = &stuck["conditions"][0];
+        let texts = ["consumer", "state", "what"].map(|column| row[column].as_str().unwrap());
+        assert_eq!(texts, ["orders", state, what], "{stuck}");
+        assert!(row["fix"].as_str().unwrap().ends_with(" consumers resume orders"), "{stuck}");
+        assert!(row["for"].as_str().unwrap().ends_with(" s"), "{stuck}");
+        assert_eq!(stuck["messages"], serde_json::json!([]), "something is stuck");
+        assert_eq!(
+            (&row["what"], &row["state"]),
+            (&listed["conditions"][0]["what"], &listed["conditions"][0]["state"])
+        );
+        let doctor: Value = serde_json::from_str(&idem("doctor --json").out).unwrap();
+        let mut findings = doctor["findings"].as_array().unwrap().iter();
+        assert!(
+            findings.any(|row| row["finding"].as_str().unwrap().starts_with(&format!("orders: {what}, for "))),
+            "{doctor}"
+        );
+    };
+    shown("paused", "paused by ada: ledger-is-down");
+    // One tenant of it is worse.
     let (name, acme) = (ConsumerName::new("orders").unwrap(), Tenant::new("acme").unwrap());
     let scope = store.bookkeeping().scope(&name, &acme).await.unwrap();
     store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
-    let (stuck, listed) = (idem("stuck --json").json(), idem("consumers list --json").json());
-    let expected =
-        ["", "acme"].into_iter().zip(["paused", "halted"]).zip([("ada", "ledger-is-down"), ("run 1", "a conflict")]);
-    for (place, ((tenant, state), (by, reason))) in expected.enumerate() {
-        let row = &stuck["stopped_consumers"][place];
-        let texts = ["consumer", "tenant", "state", "by", "reason"].map(|column| row[column].as_str().unwrap());
-        assert_eq!(texts, ["orders", tenant, state, by, reason], "{stuck}");
-        assert!(row["since"].is_string() && row["since"] == listed["consumers"][place]["since"], "{stuck} {listed}");
-    }
-    assert_eq!(stuck["messages"], serde_json::json!([]), "something is stuck");
-    assert!(idem("stuck").ok().contains("stopped consumers\nCONSUMER"));
-    let goes_on_with = stuck["stopped_consumers"][0]["goes_on_with"].as_str().unwrap();
-    idem(goes_on_with.strip_prefix("idem ").unwrap()).ok();
+    shown("halted", "halted by run 1: a conflict");
+    assert!(idem("stuck").ok().contains("conditions\nCONSUMER"));
+    let stuck = idem("stuck --json").json();
+    let fix = stuck["conditions"][0]["fix"].as_str().unwrap();
+    idem(fix.split_once("consumers").map(|(_, rest)| format!("consumers{rest}")).unwrap().as_str()).ok();
     nothing();
     // A name that a shell would take apart stands in quotes.
     let name = ConsumerName::new("ada's orders").unwrap();
     let rules = ("k".to_owned(), vec!["h".to_owned()]);
     let registration = Registration::new(name, Tenant::default(), rules.0, rules.1, Retention::For(PATIENCE));
-    let scope = store.bookkeeping().register(&registration).await.unwrap().scope;
-    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let registered = store.bookkeeping().register(&registration).await.unwrap();
+    store.bookkeeping().set_control(registered.scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
     let stuck = idem("stuck --json").json();
-    let goes_on_with = &stuck["stopped_consumers"][0]["goes_on_with"];
-    assert_eq!(goes_on_with, r"idem consumers resume 'ada'\''s orders'", "{stuck}");
-    store.bookkeeping().set_control(scope, ControlState::Running, "ada", "").await.unwrap();
+    let fix = stuck["conditions"][0]["fix"].as_str().unwrap();
+    assert!(fix.ends_with(r" consumers resume 'ada'\''s orders'"), "{stuck}");
+    store.bookkeeping().set_control(registered.scope, ControlState::Running, "ada", "").await.unwrap();
+    see_what_runs_report(store, registered.scope, &registration, idem).await;
+}
+
+/// What workers report of themselves, and runs that end again and again.
+async fn see_what_runs_report(store: &impl Store, scope: ScopeId, of: &Registration, idem: impl Fn(&str) -> Answer) {
+    let books = store.bookkeeping();
+    let state = |consumer: &str| {
+        let listed = idem("consumers list --json").json();
+        let row = listed["consumers"].as_array().unwrap().iter().find(|row| row["consumer"] == consumer).cloned();
+        row.unwrap()["state"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(state("ada's orders"), "running", "no worker of it has ever reported");
+    let run = books.register(of).await.unwrap().run;
+    let open = [Fact::of(Condition::BreakerOpen)];
+    books.report(scope, run, &open, false).await.unwrap();
+    assert_eq!(state("ada's orders"), "breaker open");
+    let stuck = idem("stuck --json").json();
+    assert!(stuck["conditions"][0]["what"].as_str().unwrap().starts_with("the breaker is open"), "{stuck}");
+    let of_run = |run: RunId| {
+        let workers = idem("workers --json").json();
+        let row = workers["workers"].as_array().unwrap().iter().find(|row| row["run"] == run.0).cloned().unwrap();
+        (
+            row["consumer"].as_str().unwrap().to_owned(),
+            row["state"].as_str().unwrap().to_owned(),
+            row["ended_at"].is_string(),
+        )
+    };
+    assert_eq!(of_run(run), ("ada's orders".to_owned(), "running".to_owned(), false));
+    books.report(scope, run, &[], true).await.unwrap();
+    assert_eq!(of_run(run), ("ada's orders".to_owned(), "stopped".to_owned(), true));
+    assert_eq!(state("ada's orders"), "no worker");
+    let failed = [Fact::of(Condition::Failed).detail("the store refused")];
+    for _ in 0..3 {
+        let run = books.register(of).await.unwrap().run;
+        books.report(scope, run, &failed, true).await.unwrap();
+        assert_eq!(of_run(run).1, "the store refused");
+    }
+    assert_eq!(state("ada's orders"), "crash loop");
+    let doctor: Value = serde_json::from_str(&idem("doctor --json").out).unwrap();
+    let crash =
+        doctor["findings"].as_array().unwrap().iter().find(|row| {
+            row["finding"].as_str().unwrap().starts_with("ada's orders: 3 runs ended soon after their start")
+        });
+    assert_eq!(crash.unwrap()["level"], "error", "{doctor}");
 }
 
 pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);

@@ -164,11 +164,13 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     let answer = fixture.idem("doctor --json");
     assert_eq!(answer.status, 1);
     assert_eq!(finding(&answer.out, "cleanup is behind")["level"], "warning");
-    let paused = finding(&answer.out, "orders is paused");
-    assert_eq!(
-        (&paused["level"], &paused["cure"]),
-        (&"notice".into(), &"Run idem consumers resume orders once the reason is gone".into())
+    let paused = finding(&answer.out, "orders: paused by ada: ledger-is-down, for ");
+    assert_eq!(paused["level"], "notice");
+    let cure = format!(
+        "Run idem --schema {} consumers resume orders, and read docs/guide/alerts.md#idempaused",
+        fixture.schema
     );
+    assert_eq!(paused["cure"], cure);
     let answer = fixture.idem("doctor --broker-horizon 8d --format json");
     let horizon = finding(&answer.out, "the records of orders are kept for 7 days");
     assert_eq!(horizon["level"], "error");

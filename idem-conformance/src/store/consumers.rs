@@ -1,15 +1,18 @@
 //! Registration, bindings, hash rules, controls and the audit trail.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::SystemTime};
 
 use idem_core::{
     ConsumerName, Decision, ErrorClass, Store, StoreError, Tenant,
     consumer::ConflictKind,
+    dead_letter::Reason,
     hash::{HashRules, JsonMembers, RawPayload},
+    standing::{Condition, Fact, rows},
     store::{AuditEntry, Bookkeeping, Claimed, ControlState, HashRuleId, Interned, Registration, ScopeId, UnitOfWork},
 };
 
 use super::{
+    failures::letter,
     fixture::{Fixture, Kind, claim, decide, key_from, msg, options, process, registration, write},
     gate::within,
     subject::{Arrangement, HandlerAction, StoreUnderTest, taken_numbers},
@@ -262,6 +265,43 @@ pub async fn controls_are_read_by_every_process<T: StoreUnderTest>(subject: &T) 
     }
     fixture.store.bookkeeping().set_control(scope, ControlState::Running, "o'brien", "counted anew").await.unwrap();
     assert_eq!(elsewhere.store.bookkeeping().control(scope).await.unwrap().state, ControlState::Running);
+}
+
+/// J110: what a run reports of itself, and its end, are known beside what the tables know of the consumer, and of no other consumer. A store
+/// that keeps no such thing answers nothing.
+pub async fn j110_what_a_run_reports_is_known_elsewhere<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let (registered, books) = (fixture.register().await, fixture.store.bookkeeping());
+    let (orders, other) = (ConsumerName::new("orders").unwrap(), ConsumerName::new("other").unwrap());
+    fixture.register_as(&registration("other")).await.unwrap();
+    let elsewhere = fixture.elsewhere().await;
+    let known = async |consumer: &ConsumerName| elsewhere.store.bookkeeping().standing(consumer).await.unwrap();
+    let Some(before) = known(&orders).await else { return };
+    assert_eq!((before.facts, before.runs), (vec![], vec![]), "a run that reports nothing is not known");
+
+    let facts =
+        vec![Fact::of(Condition::BreakerOpen), Fact::of(Condition::KeyHeld).count(3_u64).detail("\"it's\" \\ so")];
+    let control = books.report(registered.scope, registered.run, &facts, false).await.unwrap();
+    assert_eq!(control.state, ControlState::Running);
+    let tables = known(&orders).await.unwrap();
+    assert!(tables.has_worker());
+    assert_eq!((tables.all(None), tables.all(Some(registered.run))), (facts, vec![]));
+
+    let failed = vec![Fact::of(Condition::Failed).detail("the store refused")];
+    books.report(registered.scope, registered.run, &failed, true).await.unwrap();
+    let tables = known(&orders).await.unwrap();
+    assert_eq!((tables.has_worker(), tables.runs[0].ended_at.is_some(), tables.failed_runs()), (false, true, 1));
+
+    let letter = letter(&registered, msg("order-1", "1"), Some("order-1"), Reason::Conflict);
+    books.store_dead_letter(&letter).await.unwrap();
+    books.set_control(registered.scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let control = books.report(registered.scope, registered.run, &[], false).await.unwrap();
+    assert_eq!((control.state, &*control.by, &*control.reason), (ControlState::Halted, "run 1", "a conflict"));
+    let rows = rows("orders", known(&orders).await.unwrap().all(None), SystemTime::now());
+    let shown: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+    assert!(shown.contains(&"halted by run 1: a conflict"), "{shown:?}");
+    assert!(shown.iter().any(|what| what.starts_with("1 open dead letter")), "{shown:?}");
+    assert_eq!(known(&other).await.unwrap().all(None), vec![]);
 }
 
 /// The epoch that empties caches never goes back, even when other controls are set.

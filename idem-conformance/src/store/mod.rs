@@ -432,6 +432,7 @@ macro_rules! store_conformance {
                 a_new_consumer_is_running,
                 controls_are_read_by_every_process,
                 the_epoch_never_goes_back,
+                j110_what_a_run_reports_is_known_elsewhere,
                 one_server_is_one_identity,
                 the_audit_trail_keeps_every_line,
                 bookkeeping_goes_on_while_a_unit_is_open,

@@ -17,6 +17,7 @@ use crate::{
     names::ConsumerName,
     outbox::rows::{DestinationId, Outbox, OutboxBacklog},
     relay::{ends::UNCOUNTED_MAX, unconfirmed::InVain},
+    standing::{Condition, Fact},
     telemetry::handles::RelayMetrics,
 };
 
@@ -258,6 +259,22 @@ impl RelayView {
     #[must_use]
     pub fn destinations(&self) -> Vec<Relayed> {
         self.0.lines.iter().map(|line| line.relayed()).collect()
+    }
+
+    /// The conditions of its destinations.
+    #[must_use]
+    pub fn facts(&self) -> Vec<Fact> {
+        let of_destination = |relayed: Relayed| {
+            let of = |condition| Fact::of(condition).subject(&relayed.destination);
+            let failed = relayed.backlog.as_ref().map_or(0, |backlog| backlog.failed);
+            let failed = (failed > 0).then(|| of(Condition::EventsFailed).count(failed));
+            let blocked = match &relayed.trouble {
+                Some((why, time)) => Some(of(Condition::EventsBlocked).detail(why).lasting(*time)),
+                None => (relayed.standing == RelayStanding::Paused).then(|| of(Condition::EventsPaused)),
+            };
+            [failed, blocked]
+        };
+        self.destinations().into_iter().flat_map(of_destination).flatten().collect()
     }
 
     /// Whether the relay could read its outbox when it last counted events, some seconds ago. It cannot before it has run, or

@@ -53,7 +53,8 @@ use crate::{
     relay::{Relay, Stopping, state::RelayView},
     source::{Attached, IntoSource, Source},
     spawn,
-    store::{Bookkeeping as _, Store, registration::Registered},
+    standing::{Condition, Fact},
+    store::{Bookkeeping as _, Store, describe::one_line, registration::Registered},
     telemetry::{
         handles::WorkerMetrics,
         log_limit::{self, LogLimiter},
@@ -240,7 +241,8 @@ impl<S: Store, B: Source> Worker<S, B> {
             ),
         );
         supervise(&background, &shared, "observer", view::run(Arc::clone(&shared), self.view()));
-        supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared)));
+        supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), self.view()));
+        supervise(&background, &shared, "standing", tasks::standing(Arc::clone(&shared)));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
         supervise(&background, &shared, "usage", tasks::usage(Arc::clone(&shared)));
         if let Some(idle_for) = self.settings.until_idle {
@@ -265,6 +267,9 @@ impl<S: Store, B: Source> Worker<S, B> {
         let _ =
             tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
+        if self.gate.lanes_down() == 0 {
+            self.report_end(&shared, drained, in_flight).await;
+        }
         // Nothing follows that could say it.
         shared.lines.sum_up(&self.consumer.engine.name, Instant::now() + log_limit::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -274,6 +279,16 @@ impl<S: Store, B: Source> Worker<S, B> {
             return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight });
         }
         Ok(self.summary(started))
+    }
+
+    /// Reports that the run has ended, and how. A run that cannot report it is seen to be gone all the same, somewhat later.
+    async fn report_end(&self, shared: &Shared<S, B>, has_drained: bool, in_flight: usize) {
+        let failed = |error: &WorkerError| Fact::of(Condition::Failed).detail(one_line::<S>(error));
+        let known = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(failed);
+        let late = || failed(&WorkerError::DrainDeadline { drain: self.settings.drain, in_flight });
+        let end: Vec<Fact> = known.or_else(|| (!has_drained).then(late)).into_iter().collect();
+        let reported = shared.consumer.store.bookkeeping().report(shared.scope, shared.run, &end, true);
+        let _ = tokio::time::timeout(ENDED_WITHIN, reported).await;
     }
 
     /// Starts what has something to write at its end: the relay, cleanup, and the rows that are due.
@@ -336,11 +351,12 @@ impl<S: Store, B: Source> Worker<S, B> {
         (Arc::new(shared), receiver)
     }
 
-    /// Obeys a pause that was set before this start, before anything is received. Where the controls cannot be read,
+    /// Obeys a pause that was set before this start, before anything is received, and reports that the run has begun. Where the controls cannot be read,
     /// the task that reads them every few seconds does so as soon as it can.
     async fn obey_control(&self, shared: &Shared<S, B>) {
         let asked_at = Instant::now();
-        if let Ok(control) = shared.consumer.store.bookkeeping().control(shared.scope).await {
+        let bookkeeping = shared.consumer.store.bookkeeping();
+        if let Ok(control) = bookkeeping.report(shared.scope, shared.run, &[], false).await {
             shared.obey(&control, asked_at);
         }
     }

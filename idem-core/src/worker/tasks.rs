@@ -11,8 +11,9 @@ use crate::{
     pause::Pause,
     relay::{Relay, Stopping, state::RelayView},
     source::Source,
-    store::{Bookkeeping as _, ControlState, Store, StoreIdentity, usage::Usage},
-    worker::{committed_keys, error::WorkerError, shared::Shared},
+    standing::{Fact, REPORT_EVERY},
+    store::{Bookkeeping as _, Control, ControlState, Store, StoreIdentity, usage::Usage},
+    worker::{committed_keys, error::WorkerError, shared::Shared, view::WorkerView},
 };
 
 async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
@@ -23,12 +24,12 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 }
 
 /// Obeys the operators' controls, and has rows looked for that are due.
-pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
-    let mut server = None;
+pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: WorkerView) {
+    let (mut server, mut reported) = (None, Reported::default());
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
         let read = match shared.record_halt().await {
-            Ok(()) => shared.consumer.store.bookkeeping().control(shared.scope).await,
+            Ok(()) => reported.control(&shared, &view).await,
             Err(error) => Err(error),
         };
         match read {
@@ -51,6 +52,43 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
         }
         let often = if shared.cache.is_some() { committed_keys::CONFIRM_EVERY } else { Duration::MAX };
         sleep(&shared, shared.settings.control_every.min(often)).await;
+    }
+}
+
+/// The last report of this run.
+#[derive(Default)]
+struct Reported(Option<(Vec<Fact>, Instant)>);
+
+impl Reported {
+    /// Reads the control, and reports the run's state with it where it has changed, or was not reported for a while.
+    async fn control<S: Store, B: Source>(
+        &mut self,
+        shared: &Shared<S, B>,
+        view: &WorkerView,
+    ) -> Result<Control, StoreError> {
+        let (facts, bookkeeping) = (view.facts(), shared.consumer.store.bookkeeping());
+        if self.0.as_ref().is_some_and(|(last, at)| *last == facts && at.elapsed() < REPORT_EVERY) {
+            return bookkeeping.control(shared.scope).await;
+        }
+        let control = bookkeeping.report(shared.scope, shared.run, &facts, false).await?;
+        self.0 = Some((facts, Instant::now()));
+        Ok(control)
+    }
+}
+
+/// How often the tables are asked for the consumer's state.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Reads what the tables know of the consumer's state: other workers, dead letters, who paused it.
+pub(super) async fn standing<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
+    while !shared.shutdown.is_cancelled() {
+        match shared.consumer.store.bookkeeping().standing(&shared.consumer.name).await {
+            Ok(tables) => shared.gate.set_tables(tables),
+            Err(error) => {
+                tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the tables' state cannot be read");
+            }
+        }
+        sleep(&shared, LOOK_EVERY).await;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt::Display, time::Duration};
 
 use idem_core::internal::Roughly;
+pub(super) use idem_core::standing::command_word as word;
 
 /// Where the documentation can be read, whatever machine the page is looked at from.
 pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
@@ -28,11 +29,6 @@ pub(super) fn grouped(count: impl Display) -> String {
     grouped
 }
 
-/// A number with its noun, in singular or plural.
-pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
-    format!("{} {}", grouped(count), if count == 1 { one } else { several })
-}
-
 /// The rate a second of this count over this time.
 pub(super) fn rate(count: u64, over: Duration) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a rate is shown with two digits")]
@@ -48,18 +44,6 @@ pub(super) fn rate(count: u64, over: Duration) -> String {
 /// The class of a value: 0 and a missing one are no news.
 pub(super) fn loudness(value: &str) -> &'static str {
     if matches!(value, "0" | "none" | "0 s" | UNKNOWN) { "quiet" } else { "" }
-}
-
-/// One word of a command line; `None` where it cannot be shown as it is, and so not be copied either.
-pub(super) fn word(text: &str) -> Option<String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    if text.chars().any(misleads) {
-        return None;
-    }
-    if !text.is_empty() && text.chars().all(plain) {
-        return Some(text.to_owned());
-    }
-    Some(format!("'{}'", text.replace('\'', r"'\''")))
 }
 
 /// Controls, and the marks that turn the direction of the text behind them.

@@ -95,7 +95,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     let (code, json) = admin.readyz().await;
     let expected = json!({
         "ready": false, "consumer": "ledger", "partitions": null, "database": "unknown", "pause": null, "paused_for": null,
-        "breaker": "closed", "broker": "unknown", "broker_down_for": null,
+        "breaker": "closed", "broker": "unknown", "broker_down_for": null, "conditions": [],
     });
     assert_eq!((code, json), (503, expected));
     assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
@@ -104,7 +104,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     let (code, json) = admin.readiness(|json| json["ready"] == true).await;
     let expected = json!({
         "ready": true, "consumer": "ledger", "partitions": ["orders/0"], "database": "up", "pause": null, "paused_for": null,
-        "breaker": "closed", "broker": "up", "broker_down_for": null,
+        "breaker": "closed", "broker": "up", "broker_down_for": null, "conditions": [],
     });
     assert_eq!((code, json), (200, expected));
     assert_eq!(admin.get("/other").await.0, 404);
@@ -159,13 +159,13 @@ async fn j16_a_pause_tells_for_how_long_already() {
     };
     assert!(gauge().await >= 1.0);
     let (_, page) = admin.get("/").await;
-    assert!(page.contains("<strong>paused by ada: a look</strong><div>paused for "), "{page}");
+    assert!(page.contains("<strong>paused by ada: a look</strong><div>for "), "{page}");
 
     place.control("running", "", "").await;
     let (_, json) = admin.readiness(|json| json["pause"].is_null()).await;
     assert_eq!(json["paused_for"], Value::Null, "{json}");
     assert!(gauge().await < f64::EPSILON);
-    assert!(!admin.get("/").await.1.contains("paused for"));
+    assert!(!admin.get("/").await.1.contains("paused by ada"));
     running.signal("TERM").await;
     running.ended().await.with(0);
     place.remove();

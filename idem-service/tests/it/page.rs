@@ -1,5 +1,9 @@
 //! The page at `/`, looked at in a real browser. On each broker the workers' own tests look at it again.
 
+use std::time::{Duration, SystemTime};
+
+use idem_core::standing::{Condition, Fact, Level, rows};
+
 use crate::{
     admin::Admin,
     looks::look_at,
@@ -25,6 +29,7 @@ async fn j80_j82_what_asks_for_a_person_stands_out_and_nothing_sticks_out_or_is_
     let mut running = Worker::at(&place, "--admin 0 --schema shop").start();
     let admin = Admin::of(&mut running).await;
     place.orders.drained().await;
+    admin.readiness(|json| json["conditions"][0]["what"] == "4 open dead letters, 2 of a conflict").await;
     let page = look_at(&place.folder, &format!("http://{}/", admin.address()), None).await;
     for shown in [
         "ledger\n",
@@ -54,7 +59,10 @@ async fn j80_j82_what_asks_for_a_person_stands_out_and_nothing_sticks_out_or_is_
     }
     assert_eq!(page.title(), "(1) ledger · idem");
     let [letters] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
-    assert!(letters.starts_with("4 dead letters, 2 of a conflict\nsince this process started, the last "), "{letters}");
+    assert!(
+        letters.starts_with("4 open dead letters, 2 of a conflict\nfor ") && letters.contains("; the last "),
+        "{letters}"
+    );
     let commands = page.commands();
     for command in [
         "idem --schema shop dead-letters groups --consumer ledger",
@@ -82,7 +90,7 @@ async fn j80_nothing_asks_for_a_person_or_a_pause_does() {
     let url = format!("http://{}/", admin.address());
     let page = look_at(&place.folder, &url, None).await;
     assert_eq!((page.title(), page.matters()), ("ledger · idem", vec![]));
-    page.says("nothing asks for a person");
+    page.says("nothing needs an operator");
 
     place.control("paused", "ada", "their deploy").await;
     admin.readiness(|json| json["pause"].is_string()).await;
@@ -91,9 +99,67 @@ async fn j80_nothing_asks_for_a_person_or_a_pause_does() {
     let page = look_at(&folder, &url, None).await;
     assert_eq!(page.title(), "(1) ledger · idem");
     let [pause] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
-    assert!(pause.starts_with("paused by ada: their deploy\npaused for "), "{pause}");
+    assert!(pause.starts_with("paused by ada: their deploy\nfor "), "{pause}");
     assert!(pause.contains("\nidem consumers resume ledger\n"), "{pause}");
     place.control("running", "", "").await;
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+/// J80, J110: every condition, with texts as long as they come, is on the page in the words of the command, worst first, and fits.
+#[tokio::test]
+async fn j80_j110_every_condition_is_on_the_page_and_fits() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    admin.readiness(|json| json["ready"] == true).await;
+    let long =
+        "connection to server at \"db-0.example.internal\" (10.0.0.7), port 5432 failed: ".repeat(3) + &"x".repeat(90);
+    let since = SystemTime::now().checked_sub(Duration::from_secs(3_600));
+    let named = [
+        "task-died",
+        "crash-loop",
+        "database-down",
+        "broker-down",
+        "breaker-open",
+        "database-refuses",
+        "unkeepable",
+        "dead-letters-full",
+        "key-held",
+        "open-transaction",
+        "events-failed",
+        "events-blocked",
+        "dead-letters",
+        "replays-wait",
+        "unpublished",
+        "cleanup-fails",
+        "events-paused",
+    ];
+    let fact = |name: &str| {
+        let condition: Condition = serde_json::from_value(name.into()).unwrap();
+        Fact::of(condition).count(12_345_u64).subject("a-destination").detail(&long).since(since)
+    };
+    let facts: Vec<Fact> = named.into_iter().map(fact).collect();
+    place.report(&facts).await;
+    place.control("halted", "run 1", "a conflict on key order-1").await;
+    admin.readiness(|json| json["conditions"].as_array().is_some_and(|all| all.len() == named.len() + 1)).await;
+    let page = look_at(&place.folder, &format!("http://{}/", admin.address()), Some("conditions")).await;
+    assert_eq!(page.title(), format!("({}) ledger · idem", named.len() + 1));
+    page.says("broken\n");
+    page.says("halted by run 1: a conflict on key order-1");
+    page.says("database down · breaker open");
+    let rows = rows("ledger", facts, SystemTime::now());
+    let matters = page.matters();
+    let mut places = Vec::new();
+    for row in &rows {
+        let place = matters.iter().position(|matter| matter.starts_with(&format!("{}\nfor ", row.what)));
+        let place = place.unwrap_or_else(|| panic!("{row:?} is not among {matters:?}"));
+        let fix = row.fix.as_ref().map(|fix| format!("idem {fix}"));
+        assert!(fix.is_none_or(|fix| matters[place].contains(&fix)), "{row:?}: {matters:?}");
+        places.push(place);
+    }
+    assert!(places.is_sorted() && rows[0].level == Level::Error, "worst first: {matters:?}");
     running.signal("TERM").await;
     running.ended().await.with(0);
     place.remove();

@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, process};
 
-use idem_core::Message;
+use idem_core::{
+    Message,
+    standing::{Fact, to_json},
+};
 use idem_testkit::memory::{Broker, Queue, QueueOptions, Server};
 use sqlx::{Connection as _, SqliteConnection};
 
@@ -70,9 +73,18 @@ impl Place {
     /// An operator's control of the consumer.
     pub(crate) async fn control(&self, state: &str, by: &str, reason: &str) {
         let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
-        let text = "INSERT INTO idem_controls (consumer, state, \"by\", reason, at) SELECT id, ?1, ?2, ?3, 0 FROM \
-                    idem_consumers WHERE true ON CONFLICT (consumer) DO UPDATE SET state = ?1, \"by\" = ?2, reason = ?3";
+        let text = "INSERT INTO idem_controls (consumer, state, \"by\", reason, at) SELECT id, ?1, ?2, ?3, unixepoch() * 1000000 FROM \
+                    idem_consumers WHERE true ON CONFLICT (consumer) DO UPDATE SET state = ?1, \"by\" = ?2, reason = ?3, \
+                    at = excluded.at";
         sqlx::query(text).bind(state).bind(by).bind(reason).execute(&mut connection).await.unwrap();
+    }
+
+    /// Another worker of the consumer, which reports these facts.
+    pub(crate) async fn report(&self, facts: &[Fact]) {
+        let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
+        let text = "INSERT INTO idem_worker_runs (host, process, version, started_at, consumer, seen_at, standing)
+            SELECT 'elsewhere', 1, '1', unixepoch() * 1000000, id, (unixepoch() + 600) * 1000000, ?1 FROM idem_consumers";
+        sqlx::query(text).bind(to_json(facts)).execute(&mut connection).await.unwrap();
     }
 
     pub(crate) fn remove(self) {

@@ -3,6 +3,7 @@
 mod dead_letters;
 pub(crate) mod register;
 pub(crate) mod sequences;
+mod standing;
 pub(crate) mod start;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use idem_core::{
         DEAD_LETTER_ROW_BYTES, DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, Reason, StoredDeadLetter,
     },
     hash::PayloadHash,
+    standing::{Fact, Tables},
     store::{
         AuditEntry, Bookkeeping, Control, ControlState, Registered, Registration, RunId, ScopeId, StoreIdentity, Usage,
     },
@@ -23,7 +25,7 @@ use crate::{
     run::{
         cleaner::PostgresCleaner,
         driver::{BookkeepingDriver, PostgresDriver, row, storable},
-        row::microseconds,
+        row::{Row, microseconds},
     },
     text::key_id::key_id,
 };
@@ -212,19 +214,15 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         let driver = &*self.driver;
         let row = row(driver, "reading the controls", &driver.bookkeeping_statements().read_control, &[scope.0.into()])
             .await?;
-        Ok(Control::new(
-            match row.get("state")? {
-                "running" => ControlState::Running,
-                "paused" => ControlState::Paused,
-                // The table's check lets no other text in; a consumer in an unknown state is better halted than run.
-                _ => ControlState::Halted,
-            },
-            row.get("by")?,
-            row.get("reason")?,
-            row.get("epoch")?,
-            StoreIdentity::new(row.get::<String>("identity")?),
-            row.instant("server_now")?,
-        ))
+        control_of(&row)
+    }
+
+    async fn report(&self, scope: ScopeId, run: RunId, facts: &[Fact], has_ended: bool) -> Result<Control, StoreError> {
+        control_of(&standing::report(&*self.driver, scope, run, facts, has_ended).await?)
+    }
+
+    async fn standing(&self, consumer: &ConsumerName) -> Result<Option<Tables>, StoreError> {
+        standing::tables(&*self.driver, consumer).await.map(Some)
     }
 
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
@@ -256,6 +254,22 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
 
 fn numbers(ids: &[DeadLetterId]) -> Vec<i64> {
     ids.iter().map(|id| id.0).collect()
+}
+
+fn control_of(row: &Row) -> Result<Control, StoreError> {
+    Ok(Control::new(
+        match row.get("state")? {
+            "running" => ControlState::Running,
+            "paused" => ControlState::Paused,
+            // The table's check lets no other text in; a consumer in an unknown state is better halted than run.
+            _ => ControlState::Halted,
+        },
+        row.get("by")?,
+        row.get("reason")?,
+        row.get("epoch")?,
+        StoreIdentity::new(row.get::<String>("identity")?),
+        row.instant("server_now")?,
+    ))
 }
 
 #[cfg(test)]

@@ -268,6 +268,62 @@ SELECT coalesce(c.state, 'running') AS state, coalesce(c.by, '') AS by, coalesce
     {schema}.server_identity() AS identity
 FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON c.consumer = asked.consumer";
 
+    /// Reports the state of a run, and reads the control as `read_control` does. Parameters: 1 consumer `int4`, 2 run `int4`,
+    /// 3 its facts as JSON `text`, 4 whether it has ended `bool`. Result: that of `read_control`.
+    report: "\
+WITH reported AS (
+    UPDATE {schema}.worker_runs SET consumer = $1::int4, seen_at = pg_catalog.now(), standing = $3::text,
+        ended_at = CASE WHEN $4::bool THEN pg_catalog.now() END
+    WHERE id = $2::int4
+)
+SELECT coalesce(c.state, 'running') AS state, coalesce(c.by, '') AS by, coalesce(c.reason, '') AS reason,
+    coalesce(c.epoch, 0) AS epoch, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now,
+    {schema}.server_identity() AS identity
+FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON c.consumer = asked.consumer";
+
+    /// What the tables know of a consumer, over all its tenants. Parameter: 1 name `text`. Result, always one row: `server_now int8`;
+    /// the control that stops it, by `state text`, `by text`, `reason text`, `controlled_at`; its open dead letters, counted up to
+    /// 10,001, by `open int8`, `conflicts int8`, `oldest`, `newest`; those among them that nothing has kept, `held int8` and
+    /// `held_since`; and replays that no worker took within ten minutes, `awaited int8` and `awaited_since`.
+    standing: "\
+WITH scopes AS MATERIALIZED (
+    SELECT id FROM {schema}.consumers WHERE name = $1::text
+), letters AS MATERIALIZED (
+    SELECT d.reason, d.first_at, d.last_at, d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL
+        AS is_held, CASE WHEN d.state <> 0::int2 AND d.due_at < pg_catalog.now() - interval '10 minutes'
+        THEN d.due_at END AS awaited_since
+    FROM {schema}.dead_letters AS d
+    WHERE d.consumer IN (SELECT id FROM scopes) AND (d.replayed_at IS NULL OR pg_catalog.starts_with(d.replay_outcome, 'failed'))
+    LIMIT 10001
+), control AS (
+    SELECT o.state, o.by, o.reason, o.at FROM {schema}.controls AS o
+    WHERE o.consumer IN (SELECT id FROM scopes) AND o.state <> 'running' ORDER BY o.state, o.at LIMIT 1
+)
+SELECT (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now,
+    coalesce(control.state, 'running') AS state, coalesce(control.by, '') AS by, coalesce(control.reason, '') AS reason,
+    (extract(epoch FROM control.at) * 1000000::numeric)::int8 AS controlled_at,
+    known.open, known.conflicts, (extract(epoch FROM known.oldest) * 1000000::numeric)::int8 AS oldest,
+    (extract(epoch FROM known.newest) * 1000000::numeric)::int8 AS newest,
+    known.held, (extract(epoch FROM known.held_since) * 1000000::numeric)::int8 AS held_since,
+    known.awaited, (extract(epoch FROM known.awaited_since) * 1000000::numeric)::int8 AS awaited_since
+FROM (
+    SELECT pg_catalog.count(*) AS open, pg_catalog.count(*) FILTER (WHERE reason = 'conflict') AS conflicts,
+        pg_catalog.min(first_at) AS oldest, pg_catalog.max(last_at) AS newest,
+        pg_catalog.count(*) FILTER (WHERE is_held) AS held, pg_catalog.min(first_at) FILTER (WHERE is_held) AS held_since,
+        pg_catalog.count(awaited_since) AS awaited, pg_catalog.min(awaited_since) AS awaited_since
+    FROM letters
+) AS known LEFT JOIN control ON true";
+
+    /// The last 100 runs of a consumer that have reported their state, the newest first. Parameter: 1 name `text`. Result: `run int4`, `host text`,
+    /// `process int4`, `started_at`, `seen_at`, `ended_at` or NULL, and `standing text`, the facts as JSON.
+    runs: "\
+SELECT r.id AS run, r.host, r.process, (extract(epoch FROM r.started_at) * 1000000::numeric)::int8 AS started_at,
+    (extract(epoch FROM r.seen_at) * 1000000::numeric)::int8 AS seen_at,
+    (extract(epoch FROM r.ended_at) * 1000000::numeric)::int8 AS ended_at, r.standing
+FROM {schema}.worker_runs AS r
+WHERE r.seen_at IS NOT NULL AND r.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
+ORDER BY r.id DESC LIMIT 100";
+
     /// Parameters: 1 consumer `int4`, 2 state `text`, 3 by `text`, 4 reason `text`. Result: `epoch int8`.
     write_control: "\
 INSERT INTO {schema}.controls AS c (consumer, state, by, reason) VALUES ($1::int4, $2::text, $3::text, $4::text)

@@ -14,6 +14,7 @@ use idem_core::{
     ConsumerName, IdempotencyKey, Retention, StoreError, Tenant,
     dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
     hash::PayloadHash,
+    standing::{Condition, Fact, Run, Tables},
     store::{
         AuditEntry, Binding, Bookkeeping, Control, ControlState, HashRuleId, Interned, Registered, Registration, RunId,
         ScopeId, Usage,
@@ -37,6 +38,8 @@ pub(super) struct Books {
     first_names: BTreeMap<ConsumerName, ConsumerName>,
     rules: BTreeMap<String, HashRuleId>,
     runs: i32,
+    /// Those that have reported their state.
+    reports: BTreeMap<RunId, (ScopeId, Run)>,
     /// A count belongs to a key and a payload.
     attempts: BTreeMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
     dead_letters: Vec<DeadLetterRow>,
@@ -403,6 +406,42 @@ impl Bookkeeping for MemoryStore {
             Control::new(control, by, reason, epoch, state.identity(), state.now())
         };
         self.book("reading the controls", read).await
+    }
+
+    async fn report(&self, scope: ScopeId, run: RunId, facts: &[Fact], has_ended: bool) -> Result<Control, StoreError> {
+        let report = |state: &mut State| {
+            let now = state.now();
+            let begun = || (scope, Run::new(run, "memory:0".to_owned(), now));
+            let (_, known) = state.books.reports.entry(run).or_insert_with(begun);
+            *known = known.clone().report(now, has_ended.then_some(now), facts.to_vec());
+        };
+        let control = self.control(scope).await?;
+        report(&mut self.shared.state());
+        Ok(control)
+    }
+
+    async fn standing(&self, consumer: &ConsumerName) -> Result<Option<Tables>, StoreError> {
+        let state = self.shared.state();
+        let (now, books) = (state.now(), &state.books);
+        let scopes: BTreeSet<ScopeId> =
+            books.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| *scope).collect();
+        let control = books.controls.iter().filter(|(scope, _)| scopes.contains(scope)).find_map(|(_, control)| {
+            let (state, by, reason) = control;
+            let condition = match state {
+                ControlState::Running => return None,
+                ControlState::Paused => Condition::Paused,
+                ControlState::Halted => Condition::Halted,
+            };
+            Some(Fact::of(condition).detail(format!("{by}: {reason}")))
+        });
+        let is_open = |row: &&DeadLetterRow| {
+            scopes.contains(&row.scope) && row.seen.replayed.as_ref().is_none_or(|end| end.starts_with("failed"))
+        };
+        let open = books.dead_letters.iter().filter(is_open).count();
+        let letters = (open > 0).then(|| Fact::of(Condition::DeadLetters).count(open));
+        let facts = control.into_iter().chain(letters).collect();
+        let runs = books.reports.values().rev().filter(|(scope, _)| scopes.contains(scope));
+        Ok(Some(Tables::new(now, facts, runs.map(|(_, run)| run.clone()).collect())))
     }
 
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {

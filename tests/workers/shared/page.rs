@@ -58,9 +58,9 @@ pub(crate) async fn shows(database: &Database, worker: &Worker, place: &[&str], 
     let [pause, letters] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
     // Either may be the first: dead letters are urgent for a minute, and a pause is intended.
     let (pause, letters) = if pause.contains("paused") { (pause, letters) } else { (letters, pause) };
-    assert!(pause.starts_with("paused by ada: the ledger is read only\npaused for "), "{pause}");
+    assert!(pause.starts_with("paused by ada: the ledger is read only\nfor "), "{pause}");
     assert!(pause.contains(&format!("\nidem consumers resume {name}\n")), "{pause}");
-    assert!(letters.starts_with("2 dead letters, 1 of a conflict\n"), "{letters}");
+    assert!(letters.starts_with("2 open dead letters, 1 of a conflict\n"), "{letters}");
     assert!(letters.contains(&format!("\nidem dead-letters groups --consumer {name}\n")), "{letters}");
     for shown in place.iter().copied().chain([
         "paused\n",

@@ -1,5 +1,6 @@
 //! A running worker from outside: the view, the gauges, and the lines that sum up.
 
+mod facts;
 pub(crate) mod incidents;
 pub(crate) mod stats;
 pub(crate) mod waits;
@@ -173,6 +174,7 @@ impl WorkerView {
         self.metrics.lanes_down.set(load.lanes_down as f64);
         self.metrics.paused.set(is(pause.is_some()));
         self.metrics.paused_for.set(self.paused_for().unwrap_or_default().as_secs_f64());
+        self.metrics.failed_runs.set(self.tables().map_or(0, |tables| tables.failed_runs()) as f64);
         self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
         self.metrics.breaker_open.set(is(self.gate.breaker_is_open()));
         let is_connected = self.gate.has_joined() && self.broker_unreachable_for().is_none();

@@ -53,6 +53,9 @@ impl BookkeepingStatements {
             release_due: due(&[RELEASE_DUE, LEAD]),
             end_due: due(&[END_DUE, LEAD]),
             read_control: text(READ_CONTROL),
+            report: text(&[REPORT, &READ_CONTROL.replace("?2", "?5")].concat()),
+            standing: text(STANDING),
+            runs: text(RUNS),
             write_control: text(WRITE_CONTROL),
             insert_audit: text(INSERT_AUDIT),
             outbox: OutboxStatements::sqlite(schema),
@@ -261,6 +264,36 @@ const READ_CONTROL: &str = r#"
 SELECT ifnull(c.state, 'running') AS state, ifnull(c."by", '') AS "by", ifnull(c.reason, '') AS reason,
     ifnull(c.epoch, 0) AS epoch, ?2 AS server_now, '' AS identity
 FROM (SELECT ?1 AS consumer) AS asked LEFT JOIN "{schema}_controls" AS c ON c.consumer = asked.consumer"#;
+
+const REPORT: &str = r#"
+UPDATE "{schema}_worker_runs" SET consumer = ?1, seen_at = ?5, standing = ?3, ended_at = CASE WHEN ?4 THEN ?5 END WHERE id = ?2;"#;
+
+const STANDING: &str = r#"
+SELECT ?2 AS server_now, ifnull(control.state, 'running') AS state, ifnull(control."by", '') AS "by",
+    ifnull(control.reason, '') AS reason, control.at AS controlled_at,
+    known.open, known.conflicts, known.oldest, known.newest, known.held, known.held_since, known.awaited, known.awaited_since
+FROM (
+    SELECT count(*) AS open, count(*) FILTER (WHERE reason = 'conflict') AS conflicts, min(first_at) AS oldest,
+        max(last_at) AS newest, count(*) FILTER (WHERE is_held) AS held, min(first_at) FILTER (WHERE is_held) AS held_since,
+        count(awaited_since) AS awaited, min(awaited_since) AS awaited_since
+    FROM (
+        SELECT d.reason, d.first_at, d.last_at, d.payload IS NULL AND d.has_payload AND d.published_at IS NULL
+            AND d.loss_accepted_at IS NULL AS is_held,
+            CASE WHEN d.state <> 0 AND d.due_at < ?2 - 600000000 THEN d.due_at END AS awaited_since
+        FROM "{schema}_dead_letters" AS d
+        WHERE d.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+            AND (d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed')
+        LIMIT 10001
+    )
+) AS known LEFT JOIN (
+    SELECT o.state, o."by", o.reason, o.at FROM "{schema}_controls" AS o
+    WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) AND o.state <> 'running' ORDER BY o.state, o.at LIMIT 1
+) AS control ON true"#;
+
+const RUNS: &str = r#"
+SELECT r.id AS run, r.host, r.process, r.started_at, r.seen_at, r.ended_at, r.standing FROM "{schema}_worker_runs" AS r
+WHERE r.seen_at IS NOT NULL AND r.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+ORDER BY r.id DESC LIMIT 100"#;
 
 const WRITE_CONTROL: &str = r#"
 INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at) VALUES (?1, ?2, ?3, ?4, ?5)

@@ -68,7 +68,7 @@ SELECT
         FROM (VALUES
             ('processed_messages', 'SELECT'), ('processed_messages', 'INSERT'), ('units', 'INSERT'),
             ('consumers', 'SELECT'), ('consumers', 'INSERT'), ('payload_hashes', 'SELECT'), ('payload_hashes', 'INSERT'),
-            ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('message_attempts', 'SELECT'),
+            ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('worker_runs', 'UPDATE'), ('message_attempts', 'SELECT'),
             ('message_attempts', 'INSERT'), ('message_attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
             ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
             ('outbox', 'SELECT'), ('outbox', 'INSERT'), ('outbox_destinations', 'SELECT'), ('outbox_destinations', 'INSERT'),

@@ -6,12 +6,13 @@ use std::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
+    clock::DatabaseClock,
     dead_letter::Breaker,
     names::ConsumerName,
     standing::{Condition, Fact, Tables},
@@ -70,6 +71,7 @@ pub(crate) struct IntakeGate {
     broker: Mutex<BrokerState>,
     /// The consumer's state by its tables, when they were last read.
     tables: Mutex<Option<Tables>>,
+    clock: DatabaseClock,
     probe_at: tokio::sync::Mutex<Instant>,
 }
 
@@ -111,6 +113,7 @@ impl IntakeGate {
             closed: watch::Sender::new(0),
             broker: Mutex::default(),
             tables: Mutex::default(),
+            clock: DatabaseClock::new(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
         }
     }
@@ -207,9 +210,14 @@ impl IntakeGate {
             facts.push(Fact::of(Condition::BreakerOpen));
         }
         match self.paused_for() {
-            Some(time) => facts.into_iter().map(|fact| fact.lasting(time)).collect(),
+            Some(time) => facts.into_iter().map(|fact| fact.lasting(time, self.now())).collect(),
             None => facts,
         }
+    }
+
+    /// The database's clock, as the controls were last read.
+    pub(crate) fn now(&self) -> SystemTime {
+        self.clock.now()
     }
 
     /// The consumer's tables were read.
@@ -269,6 +277,7 @@ impl IntakeGate {
 
     /// Obeys the operators' control, and logs a change of it.
     pub(crate) fn obey(&self, consumer: &ConsumerName, control: &Control) {
+        self.clock.set(control.now);
         let why = format!("{}: {}", control.by, control.reason);
         if self.set_control(control.state, &why) {
             tracing::warn!(

@@ -156,11 +156,10 @@ impl Fact {
 
     /// For so long until now, to the second: the same fact, reported again, is the same.
     #[must_use]
-    pub fn lasting(self, time: Duration) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since =
-            Duration::from_millis(u64::try_from(now.saturating_sub(time).as_millis()).unwrap_or(u64::MAX) + 500);
-        self.since(UNIX_EPOCH.checked_add(Duration::from_secs(since.as_secs())))
+    pub fn lasting(self, time: Duration, now: SystemTime) -> Self {
+        let began =
+            now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(time) + Duration::from_millis(500);
+        self.since(UNIX_EPOCH.checked_add(Duration::from_secs(began.as_secs())))
     }
 }
 

@@ -32,6 +32,9 @@ use crate::{
     served::Served,
 };
 
+/// Longer than any process runs.
+const YEARS: Duration = Duration::from_secs(1_000_000_000);
+
 /// The requests that a service over HTTP has served so far.
 type Look = Box<dyn Fn() -> Served + Send + Sync>;
 
@@ -238,9 +241,11 @@ impl Status {
 
     /// The conditions of the consumer, worst first.
     pub(crate) fn rows(&self) -> Vec<Row> {
+        // Without a worker all times come from this process, so that any instant may stand for now.
+        let now = self.worker.get().map_or(SystemTime::UNIX_EPOCH + YEARS, |(view, _)| view.now());
         let mut facts = match self.worker.get() {
             Some((view, _)) => view.all_facts(),
-            None => self.relay_view().map(RelayView::facts).unwrap_or_default(),
+            None => self.relay_view().map(|relay| relay.facts(now)).unwrap_or_default(),
         };
         let receiver = self.receiver().filter(|view| view.has_joined());
         if let Some(time) = receiver.and_then(ReceiverView::unreachable_for) {
@@ -255,12 +260,12 @@ impl Status {
                 Pause::StoreDown(lanes) => Fact::of(Condition::DatabaseDown).count(lanes),
                 Pause::Breaker => Fact::of(Condition::BreakerOpen),
             };
-            facts.push(fact.lasting(time.unwrap_or_default()));
+            facts.push(fact.lasting(time.unwrap_or_default(), now));
         }
         if !facts.iter().any(|fact| fact.condition == Condition::TaskDied) {
             facts.extend(self.dead().map(|task| Fact::of(Condition::TaskDied).subject(task)));
         }
-        standing::rows(self.consumer(), facts, SystemTime::now())
+        standing::rows(self.consumer(), facts, now)
     }
 
     /// The parts that this worker has now, each with how far it is behind; nothing where the broker hands out none.

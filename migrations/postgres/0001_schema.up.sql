@@ -291,7 +291,7 @@ CREATE INDEX idx_dead_letters_key ON {schema}.dead_letters (consumer, key_id) WH
 CREATE INDEX idx_dead_letters_last ON {schema}.dead_letters (last_at);
 
 CREATE INDEX idx_dead_letters_open ON {schema}.dead_letters (consumer)
-    WHERE replayed_at IS NULL OR starts_with(replay_outcome, 'failed');
+    WHERE replayed_at IS NULL OR pg_catalog.starts_with(replay_outcome, 'failed');
 
 CREATE INDEX idx_dead_letters_due ON {schema}.dead_letters (consumer, state, due_at, id) WHERE state <> 0;
 

@@ -1,6 +1,6 @@
 //! Registration, bindings, hash rules, controls and the audit trail.
 
-use std::{collections::HashSet, sync::Arc, time::SystemTime};
+use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
     ConsumerName, Decision, ErrorClass, Store, StoreError, Tenant,
@@ -297,7 +297,8 @@ pub async fn j110_what_a_run_reports_is_known_elsewhere<T: StoreUnderTest>(subje
     books.set_control(registered.scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
     let control = books.report(registered.scope, registered.run, &[], false).await.unwrap();
     assert_eq!((control.state, &*control.by, &*control.reason), (ControlState::Halted, "run 1", "a conflict"));
-    let rows = rows("orders", known(&orders).await.unwrap().all(None), SystemTime::now());
+    let tables = known(&orders).await.unwrap();
+    let rows = rows("orders", tables.all(None), tables.now);
     let shown: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
     assert!(shown.contains(&"halted by run 1: a conflict"), "{shown:?}");
     assert!(shown.iter().any(|what| what.starts_with("1 open dead letter")), "{shown:?}");

@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -261,15 +261,15 @@ impl RelayView {
         self.0.lines.iter().map(|line| line.relayed()).collect()
     }
 
-    /// The conditions of its destinations.
+    /// The conditions of its destinations, at this time.
     #[must_use]
-    pub fn facts(&self) -> Vec<Fact> {
+    pub fn facts(&self, now: SystemTime) -> Vec<Fact> {
         let of_destination = |relayed: Relayed| {
             let of = |condition| Fact::of(condition).subject(&relayed.destination);
             let failed = relayed.backlog.as_ref().map_or(0, |backlog| backlog.failed);
             let failed = (failed > 0).then(|| of(Condition::EventsFailed).count(failed));
             let blocked = match &relayed.trouble {
-                Some((why, time)) => Some(of(Condition::EventsBlocked).detail(why).lasting(*time)),
+                Some((why, time)) => Some(of(Condition::EventsBlocked).detail(why).lasting(*time, now)),
                 None => (relayed.standing == RelayStanding::Paused).then(|| of(Condition::EventsPaused)),
             };
             [failed, blocked]

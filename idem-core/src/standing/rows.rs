@@ -18,7 +18,7 @@ pub enum Level {
     Error,
     /// It does so soon, or something is left over.
     Warning,
-    /// Nobody need hurry.
+    /// It can wait.
     Notice,
 }
 
@@ -169,7 +169,7 @@ fn words(fact: &Fact, latest: Option<Duration>) -> (String, String) {
         C::Paused => (format!("paused by {detail}"), ""),
         C::DatabaseDown => (
             format!("{} cannot reach the database", of("lane", "lanes")),
-            "no attempt is charged, and it goes on by itself once the database answers",
+            "no attempt is charged, and the worker continues by itself once the database answers",
         ),
         C::BrokerDown => ("the broker cannot be used".to_owned(), &**detail),
         C::BreakerOpen => (
@@ -203,6 +203,10 @@ fn words(fact: &Fact, latest: Option<Duration>) -> (String, String) {
         C::CleanupFails => (format!("cleanup failed {count} times in a row"), ""),
         C::Failed => (detail.clone(), ""),
     };
+    // What the database said comes before how it goes on.
+    if *condition == C::DatabaseDown && !detail.is_empty() {
+        return (what, format!("{detail}; {more}"));
+    }
     (what, more.to_owned())
 }
 

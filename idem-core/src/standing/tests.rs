@@ -28,8 +28,8 @@ fn j110_what_keeps_messages_from_being_handled_comes_first_and_each_row_has_its_
     assert_eq!(
         now_and_then(300),
         [
-            "database down: 2 lanes cannot reach the database, for 100 s; no attempt is charged, and it goes on by itself once the \
-             database answers | doctor",
+            "database down: 2 lanes cannot reach the database, for 100 s; no attempt is charged, and the worker continues by \
+             itself once the database answers | doctor",
             "paused: paused by ada: a deploy, for 3 min | consumers resume 'led ger'",
             "dead letters: 3 open dead letters, 1 of a conflict; the last 5 min ago | dead-letters groups --consumer 'led ger'",
         ]

@@ -267,9 +267,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let _ =
             tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), writers.wait())).await;
         self.source.close(self.settings.drain).await;
-        if self.gate.lanes_down() == 0 {
-            self.report_end(&shared, drained, in_flight).await;
-        }
+        self.report_end(&shared, drained, in_flight).await;
         // Nothing follows that could say it.
         shared.lines.sum_up(&self.consumer.engine.name, Instant::now() + log_limit::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -283,6 +281,9 @@ impl<S: Store, B: Source> Worker<S, B> {
 
     /// Reports that the run has ended, and how. A run that cannot report it is seen to be gone all the same, somewhat later.
     async fn report_end(&self, shared: &Shared<S, B>, has_drained: bool, in_flight: usize) {
+        if self.gate.lanes_down() > 0 {
+            return;
+        }
         let failed = |error: &WorkerError| Fact::of(Condition::Failed).detail(one_line::<S>(error));
         let known = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(failed);
         let late = || failed(&WorkerError::DrainDeadline { drain: self.settings.drain, in_flight });

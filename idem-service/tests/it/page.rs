@@ -109,6 +109,7 @@ async fn j80_nothing_asks_for_a_person_or_a_pause_does() {
 
 /// J80, J110: every condition, with texts as long as they come, is on the page in the words of the command, worst first, and fits.
 #[tokio::test]
+#[allow(clippy::disallowed_methods, reason = "another worker's facts have times of the database, which is a file here")]
 async fn j80_j110_every_condition_is_on_the_page_and_fits() {
     let place = Place::new().await;
     let mut running = Worker::at(&place, "--admin 0").start();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "its terminal is its log")]
 
+use std::process::ExitCode;
+
 use axum::{
     Json, Router,
     extract::{FromRequestParts, Path, State},
@@ -124,8 +126,19 @@ async fn read(State(app): State<App>, caller: Caller, Path(id): Path<i64>) -> Re
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("orders: {error}");
+    ExitCode::FAILURE
+}
+
+/// A setting from the environment.
+fn variable(name: &str, what: &str) -> Result<String, String> {
+    std::env::var(name).map_err(|_| format!("set the variable {name} to {what}"))
+}
+
+async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let pool = PgPool::connect(&variable("DATABASE_URL", "the address of a PostgreSQL database")?).await?;
     sqlx::raw_sql(TABLES).execute(&pool).await?;
     let app = App { pool, order_max: 50_000 };
     let routes = Router::new().route("/orders", post(create)).route("/orders/{id}", get(read)).with_state(app);

@@ -2,9 +2,9 @@
 //! make. `produce-amqp URL QUEUE MESSAGES_A_SECOND purchases`, and later, because RabbitMQ keeps no order between workers,
 //! the same with `conflicts`.
 
-#![allow(clippy::print_stdout, reason = "a person looks at it")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a person looks at it")]
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, process::ExitCode, time::Duration};
 
 use futures_util::future::try_join_all;
 use lapin::{
@@ -15,7 +15,13 @@ use lapin::{
 use ledger::demo::{PURCHASES, records};
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("produce-amqp: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [url, queue, rate, what] = &arguments[..] else {
         return Err("usage: produce-amqp URL QUEUE MESSAGES_A_SECOND purchases|conflicts".into());

@@ -1,8 +1,8 @@
 //! `charge` charges five orders with a provider that honours the key and with one that does not.
 //! `charge SOCKET PROVIDER FILE` is the worker alone, for the test that kills it.
-#![allow(clippy::print_stdout, reason = "a program that shows its results in a terminal")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a program that shows its results in a terminal")]
 
-use std::path::Path;
+use std::{path::Path, process::ExitCode};
 
 use charge::{
     provider::{Keys, Provider},
@@ -15,7 +15,13 @@ use idem_testkit::{
 };
 
 #[tokio::main]
-async fn main() -> Result<(), BoxError> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("charge: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), BoxError> {
     #[cfg(feature = "failpoints")]
     idem_testkit::failpoints::arm_from_env()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();

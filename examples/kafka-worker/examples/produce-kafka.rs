@@ -1,9 +1,9 @@
 //! The producer of the demonstration: creates a topic and sends 69,659 real purchases, with the mistakes that producers
 //! make. `produce-kafka BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND`
 
-#![allow(clippy::print_stdout, reason = "a person looks at it")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a person looks at it")]
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, process::ExitCode, time::Duration};
 
 use ledger::demo::{PURCHASES, Record, records};
 use rdkafka::{
@@ -14,7 +14,13 @@ use rdkafka::{
 };
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("produce-kafka: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [brokers, topic, partitions, rate] = &arguments[..] else {
         return Err("usage: produce-kafka BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND".into());

@@ -3,10 +3,12 @@
 //!
 //! Copy [`function`]; this file plays the runtime, with the failures of a day.
 
-#![allow(clippy::print_stdout, reason = "a person looks at it")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a person looks at it")]
 
 mod event;
 mod function;
+
+use std::process::ExitCode;
 
 use idem_core::{BoxError, DedupConsumer, Effects};
 use idem_sqlx::SqliteStore;
@@ -22,7 +24,13 @@ const TABLE: &str = "
     BEGIN SELECT RAISE (ABORT, 'too much for today'); END";
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), BoxError> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("own-loop: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), BoxError> {
     let file = std::env::temp_dir().join(format!("own-loop-{}.db", std::process::id()));
     let outcome = play(&file).await;
     for suffix in ["", "-wal", "-shm"] {

@@ -2,9 +2,9 @@
 //! producers make; or the other amounts under keys that were used, because a queue without an order may deliver those first,
 //! and then they would count. `produce-sqs QUEUE PURCHASES purchases|conflicts` prints the queue's URL first.
 
-#![allow(clippy::print_stdout, reason = "the script that calls it reads it")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "the script that calls it reads it")]
 
-use std::error::Error;
+use std::{error::Error, process::ExitCode};
 
 use aws_config::BehaviorVersion;
 use aws_sdk_sqs::{Client, types::SendMessageBatchRequestEntry as Entry};
@@ -13,7 +13,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use ledger::demo::records;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("produce-sqs: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [queue, purchases, what] = &arguments[..] else {
         return Err("usage: produce-sqs QUEUE PURCHASES purchases|conflicts".into());

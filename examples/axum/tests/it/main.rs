@@ -104,3 +104,23 @@ async fn the_key_makes_one_order_of_a_request_that_is_sent_twice() {
         on_the_server(format!("DROP DATABASE {name} WITH (FORCE)")).await;
     }
 }
+
+/// T29: what is missing, or cannot be used, is one line with its fix.
+#[test]
+fn a_setting_that_cannot_be_used_is_one_line_with_its_fix() {
+    let said = |program: &str, variables: &[(&str, &str)]| {
+        let output = Command::new(program).env_clear().envs(variables.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let url = server();
+    let none = "orders: set the variable DATABASE_URL to the address of a PostgreSQL database\n";
+    for program in [env!("CARGO_BIN_EXE_orders"), env!("CARGO_BIN_EXE_orders-before")] {
+        assert_eq!(said(program, &[]), none);
+    }
+    let orders = env!("CARGO_BIN_EXE_orders");
+    let none = "orders: set the variable HASH_SECRET to 32 or more random bytes, the same ones at each start\n";
+    assert_eq!(said(orders, &[("DATABASE_URL", &url)]), none);
+    let short = said(orders, &[("DATABASE_URL", &url), ("HASH_SECRET", "short")]);
+    assert!(short.starts_with("orders: ") && short.contains("32") && short.lines().count() == 1, "{short:?}");
+}

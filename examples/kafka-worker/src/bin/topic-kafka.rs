@@ -4,6 +4,7 @@
 use std::{
     error::Error,
     io::{self, Write as _},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -21,7 +22,13 @@ use rdkafka::{
 const WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("topic-kafka: {error}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let [brokers, topic, what @ ..] = &arguments[..] else { return Err(usage()) };

@@ -150,3 +150,30 @@ fn has_heading(page: &Path, name: &str) -> bool {
     };
     headings.map(name_of).any(|heading| heading == name)
 }
+
+/// T29: an error that leaves `main` is printed as `Debug`. Programs that people copy print it themselves, in words.
+#[test]
+fn no_program_to_copy_lets_an_error_leave_main() {
+    fn sources(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let is_built = path.file_name().is_some_and(|name| name == "target");
+            if path.is_dir() && !is_built {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "md") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = vec![programs::root().join("README.md")];
+    for folder in ["examples", "idem-cli/templates", "docs/guide"] {
+        sources(&programs::root().join(folder), &mut found);
+    }
+    assert!(found.len() > 50, "{found:?}");
+    for path in found {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut mains =
+            text.lines().filter(|line| line.contains("fn main() -> ") && !line.trim_start().starts_with('#'));
+        assert!(mains.all(|line| line.contains("ExitCode")), "{} prints its errors as Debug", path.display());
+    }
+}

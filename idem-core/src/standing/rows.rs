@@ -144,7 +144,20 @@ fn level(condition: Condition, time: Option<Duration>, latest: Option<Duration>)
         C::DeadLetters if latest.is_some_and(|latest| latest <= NOW) => Level::Error,
         C::Paused | C::EventsPaused | C::DeadLetters => Level::Notice,
         C::ReplaysWait | C::Unpublished | C::CleanupFails => Level::Warning,
-        _ => Level::Error,
+        C::TaskDied
+        | C::CrashLoop
+        | C::Halted
+        | C::DatabaseDown
+        | C::BrokerDown
+        | C::BreakerOpen
+        | C::DatabaseRefuses
+        | C::Unkeepable
+        | C::DeadLettersFull
+        | C::KeyHeld
+        | C::OpenTransaction
+        | C::EventsFailed
+        | C::EventsBlocked
+        | C::Failed => Level::Error,
     })
 }
 

@@ -230,7 +230,7 @@ where
     Work: Handler<S>,
 {
     let consumer = DedupConsumer::builder(store, "bench").effects(Effects::InTransaction).handler(Work::Insert);
-    let consumer = if is_shared { consumer.shares_units(64) } else { consumer };
+    let consumer = if is_shared { consumer.coalesce_calls(64) } else { consumer };
     let consumer = consumer.lanes(callers).build()?;
     consumer.start().await?;
     Ok(consumer)

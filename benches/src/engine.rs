@@ -33,7 +33,7 @@ fn message(n: usize) -> Message {
 fn consumer(store: NullStore) -> Result<DedupConsumer<NullStore>, ConfigError> {
     let consumer = DedupConsumer::builder(store, "bench").handler(handler_fn(nothing)).effects(Effects::InTransaction);
     let consumer = match store {
-        NullStore::NewBesideAnOutbox => consumer.publishes_to(["payments"]).keeps_results(1_000),
+        NullStore::NewBesideAnOutbox => consumer.publish_to(["payments"]).keep_results(1_000),
         NullStore::EverythingIsNew | NullStore::EverythingIsRecorded => consumer,
     };
     consumer.busy_timeout(NEVER).lanes(1).build()

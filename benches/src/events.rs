@@ -73,8 +73,8 @@ where
     let consumer = consumer.handler(Telling(work, tells));
     let consumer = match tells {
         Tells::Nothing => consumer,
-        Tells::AnEvent => consumer.publishes_to([DESTINATION]),
-        Tells::AnAnswer => consumer.keeps_results(ANSWER_BYTES),
+        Tells::AnEvent => consumer.publish_to([DESTINATION]),
+        Tells::AnAnswer => consumer.keep_results(ANSWER_BYTES),
     };
     let feed = Feed::fresh(work);
     // A lane's first messages run alone until a batch's worth of them is through.

@@ -89,7 +89,7 @@ pub struct ConsumerSettings {
     pub retention: Retention,
     /// How long results are kept, where the consumer keeps any; never longer than the records. `None`, the default: 24 hours, or
     /// the retention where that is shorter. At least 1 minute.
-    pub answers_for: Option<Retention>,
+    pub result_retention: Option<Retention>,
     /// How long one claim waits for others that hold its keys. Defaults to 5 s; from 1 ms to 5 minutes.
     pub busy_timeout: Duration,
     /// How long one call of the handler may take. Defaults to 30 s; from 1 ms to 12 h.
@@ -114,7 +114,7 @@ pub struct ConsumerSettings {
     pub handlers: Concurrency,
     /// Whether each unit holds one message, for handlers that set things for their transaction. Defaults to no, but with
     /// [`Effects::Outside`] it is always so.
-    pub units_of_one: bool,
+    pub one_message_per_transaction: bool,
     /// How many messages of calls that come together share a unit at most; from 2 to 1,000. `None`, the default: each call has
     /// its own. It is for programs with receive loops of their own: a worker batches its messages.
     pub shared_unit_max: Option<usize>,
@@ -139,7 +139,7 @@ pub const DEAD_LETTERS_BYTES_MAX: u64 = 4 << 30;
 /// moment.
 pub const PAYLOAD_BYTES_CAP: usize = 256 << 20;
 
-/// The default of [`ConsumerSettings::answers_for`], where the retention is not shorter.
+/// The default of [`ConsumerSettings::result_retention`], where the retention is not shorter.
 const ANSWERS_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// The longest time that any setting takes.
@@ -149,7 +149,7 @@ impl ConsumerSettings {
     pub(crate) fn new(lanes_max: Option<usize>) -> Self {
         Self {
             retention: Retention::For(Duration::from_secs(7 * 24 * 3600)),
-            answers_for: None,
+            result_retention: None,
             busy_timeout: Duration::from_secs(5),
             handler_deadline: Duration::from_secs(30),
             commit_timeout: Duration::from_secs(10),
@@ -159,7 +159,7 @@ impl ConsumerSettings {
             headers_bytes_max: 64 << 10,
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Concurrency::default(),
-            units_of_one: false,
+            one_message_per_transaction: false,
             shared_unit_max: None,
         }
     }
@@ -172,7 +172,7 @@ impl ConsumerSettings {
 
     /// How long a result is kept; `None` where it is as long as the record of its key.
     pub(crate) fn answers_kept_for(&self) -> Option<Duration> {
-        match (self.answers_for.unwrap_or(Retention::For(ANSWERS_FOR)), self.retention) {
+        match (self.result_retention.unwrap_or(Retention::For(ANSWERS_FOR)), self.retention) {
             (Retention::For(answers), Retention::For(records)) if answers >= records => None,
             (Retention::For(answers), Retention::For(_) | Retention::Forever) => Some(answers),
             (Retention::Forever, _) => None,
@@ -186,12 +186,14 @@ impl ConsumerSettings {
         }
         let rule =
             "it must be from 1 minute to the retention, because an answer is of no use without the record of its key";
-        match (self.answers_for, self.retention) {
+        match (self.result_retention, self.retention) {
             (Some(Retention::For(time)), retention) => {
                 let max = if let Retention::For(records) = retention { records } else { YEARS_10 };
-                span("answers_for", time, Duration::from_secs(60), max, rule)
+                span("result_retention", time, Duration::from_secs(60), max, rule)
             }
-            (Some(Retention::Forever), Retention::For(_)) => Err(ConfigError::new("answers_for", "for ever", rule)),
+            (Some(Retention::Forever), Retention::For(_)) => {
+                Err(ConfigError::new("result_retention", "for ever", rule))
+            }
             (Some(Retention::Forever), Retention::Forever) | (None, _) => Ok(()),
         }
     }
@@ -210,7 +212,7 @@ impl ConsumerSettings {
         number("headers_bytes_max", self.headers_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
         if let Some(max) = self.shared_unit_max {
-            number("shares_units", max, 2, 1_000, "it must be from 2 to 1,000")?;
+            number("coalesce_calls", max, 2, 1_000, "it must be from 2 to 1,000")?;
         }
         if let Concurrency::Pipelined { at_once } = self.handlers {
             number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;

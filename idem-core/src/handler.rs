@@ -29,7 +29,7 @@ use crate::{
 /// 4. A transaction is shared by the messages of one unit, so a handler's settings for it (`SET LOCAL`, `set_config(…, true)`)
 ///    hold for those after it, and its settings for the session (`SET`) for all later units of that session. A handler that
 ///    sets something sets it for every message before it reads or writes anything, or asks for units of one message
-///    ([`units_of_one`](crate::consumer::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
+///    ([`one_message_per_transaction`](crate::consumer::DedupConsumerBuilder::one_message_per_transaction)). A `synchronous_commit` that is weaker than before is
 ///    refused at the seal.
 /// 5. Events and results belong to the message, not to savepoints: an event that is published inside a savepoint goes out
 ///    although the handler rolls the savepoint back.

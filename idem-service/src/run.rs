@@ -118,7 +118,7 @@ async fn consume<D: Database, B: Broker>(
     let consumer = consumer
         .handler_name(parts.name)
         .version(version)
-        .publishes_to(parts.beside.destinations.clone())
+        .publish_to(parts.beside.destinations.clone())
         .effects(parts.effects);
     let mut hooks = parts.beside.take_hooks();
     let tables = parts.tables;

@@ -184,7 +184,7 @@ impl<B: Broker, D: Database> Service<B, D> {
     /// fn ledger<B: Broker, D: Database>(handler: impl Handler<D::Store>, rules: HashRules) -> Service<B, D> {
     ///     Service::new("ledger", Effects::InTransaction, handler).consumer(|consumer| {
     ///         consumer
-    ///             .tenant_of(|message| Tenant::new(message.headers().text("tenant")?).ok())
+    ///             .tenant_from(|message| Tenant::new(message.headers().text("tenant")?).ok())
     ///             .hash_rules(rules)
     ///     })
     /// }

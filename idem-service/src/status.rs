@@ -249,7 +249,7 @@ impl Status {
         };
         let receiver = self.receiver().filter(|view| view.has_joined());
         if let Some(time) = receiver.and_then(ReceiverView::unreachable_for) {
-            facts.push(Fact::of(Condition::BrokerDown).lasting(time));
+            facts.push(Fact::of(Condition::BrokerDown).lasting(time, now));
         }
         if let (None, Some((pause, time))) = (self.worker.get(), self.pause()) {
             let fact = match pause {

@@ -115,18 +115,18 @@ fn consumer<S: Store, H: Handler<S>>(
     store: &Arc<S>,
     handler: &Arc<H>,
     destinations: Vec<Destination>,
-    keeps_results: bool,
+    keep_results: bool,
 ) -> Result<DedupConsumer<S>, StoreError> {
     let refused = |error: idem_core::ConfigError| StoreError::Refused {
         problem: error.to_string(),
         cure: "This is a bug of idem_testkit::deliver".to_owned(),
     };
     let mut builder = DedupConsumer::builder(Arc::clone(store), consumer_name(type_name::<H>()));
-    if keeps_results {
-        builder = builder.keeps_results(RESULT_BYTES_MAX);
+    if keep_results {
+        builder = builder.keep_results(RESULT_BYTES_MAX);
     }
     builder
-        .publishes_to(destinations)
+        .publish_to(destinations)
         .handler(Arc::clone(handler))
         .handler_name(consumer_name(type_name::<H>()))
         .effects(Effects::InTransaction)
@@ -204,9 +204,9 @@ pub async fn deliver_publishing<S: Store, H: Handler<S>>(
     let outbox = store.outbox().ok_or(StoreError::Unsupported { what: "publish events" })?;
     let before: HashSet<EventNumber> =
         pending(&*outbox, &destinations).await?.iter().map(|(_, it)| it.number).collect();
-    let keeps_results = store.capabilities().results;
-    let consumer = consumer(store, handler, destinations.clone(), keeps_results)?;
-    let decided = if keeps_results {
+    let keep_results = store.capabilities().results;
+    let consumer = consumer(store, handler, destinations.clone(), keep_results)?;
+    let decided = if keep_results {
         let decided = consumer.process_with_results([message]).await?.into_iter().next();
         decided.map(|decided| (decided.decision, decided.result.and_then(Result::ok)))
     } else {

@@ -140,13 +140,13 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
     }
     if scenario.tenants {
         consumer = match identifies {
-            Some(identifies) => consumer.tenant_of(move |message| identifies.tenant(message)),
-            None => consumer.tenant_of(|message| Tenant::new(message.headers().text(TENANT)?).ok()),
+            Some(identifies) => consumer.tenant_from(move |message| identifies.tenant(message)),
+            None => consumer.tenant_from(|message| Tenant::new(message.headers().text(TENANT)?).ok()),
         };
     }
     if let Some(telling) = &scenario.telling {
         let receivers = (0..telling.receivers.len()).map(receivers::name);
-        consumer = consumer.publishes_to(receivers).keeps_results(RESULT_BYTES_MAX);
+        consumer = consumer.publish_to(receivers).keep_results(RESULT_BYTES_MAX);
     }
     let mut worker = Worker::builder(consumer.build()?, CheckedSource::new(world, process))
         .batch(scenario.batch)

@@ -25,7 +25,7 @@ pub(crate) async fn shop(purchases: Queue, recorded: ToQueue, file: PathBuf) -> 
     store.migrate().await?;
     let consumer = DedupConsumer::builder(store, "shop")
         .handler(Killed(Shop, Arc::clone(&kills)))
-        .publishes_to([RECORDED])
+        .publish_to([RECORDED])
         .effects(Effects::InTransaction)
         .build()?;
     let worker = Worker::builder(consumer, KilledSource(purchases.source(), kills))

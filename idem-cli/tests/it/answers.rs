@@ -20,7 +20,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Outcome, RunOnceErro
         if text.contains("refused") { Err(WorkError::final_result(result)) } else { Ok(result) }
     };
     let body = format!("answer to {key}");
-    let payments = builder.final_errors().build().unwrap();
+    let payments = builder.allow_final_errors().build().unwrap();
     payments
         .run(Request::new(key, key), move |_| {
             let mut headers = idem_core::message::Headers::default();

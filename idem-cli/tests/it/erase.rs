@@ -72,7 +72,7 @@ async fn an_event_that_waits_is_told_of_by_each_key_it_holds<S: Store>(
     idem: impl Fn(&[&str]) -> Answer,
     forget: impl AsyncFnOnce() -> String,
 ) {
-    let consumer = DedupConsumer::builder(store, "mails").publishes_to(["payments"]).handler(Publishing);
+    let consumer = DedupConsumer::builder(store, "mails").publish_to(["payments"]).handler(Publishing);
     let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
     let message = message("charge-1").with_header("idemcause", "order-1");
     assert!(consumer.decisions(vec![message]).await.unwrap()[0].is_processed());

@@ -41,7 +41,7 @@ impl<S: Store> Subject<S> {
     }
 
     async fn publish(&self, keys: &[&str]) {
-        let builder = DedupConsumer::builder(Arc::clone(&self.store), "orders").publishes_to(["payments"]);
+        let builder = DedupConsumer::builder(Arc::clone(&self.store), "orders").publish_to(["payments"]);
         let consumer = builder.handler(Publishing).effects(Effects::InTransaction).build().unwrap();
         let decisions = consumer.decisions(keys.iter().map(|key| message(key)).collect()).await.unwrap();
         assert!(decisions.iter().all(idem_core::Decision::is_processed), "{decisions:?}");
@@ -392,7 +392,7 @@ async fn o52_o53_a_chain_that_runs_twice_or_not_at_all_is_found<S: Store>(
     assert!(!doctor().out.contains("and reads payments"));
 
     for name in ["billing", "ledger"] {
-        let builder = DedupConsumer::builder(Arc::clone(&subject.store), name).publishes_to(["payments"]);
+        let builder = DedupConsumer::builder(Arc::clone(&subject.store), name).publish_to(["payments"]);
         let consumer = builder.handler(Forwarding).effects(Effects::InTransaction).build().unwrap();
         let keys: &[&str] = if name == "billing" { &["a", "b", "c"] } else { &["b", "c", "d"] };
         consumer.decisions(keys.iter().map(|key| message(key)).collect()).await.unwrap();

@@ -36,7 +36,7 @@ impl<S: Store> Payments<S> {
         let builder = Idempotency::builder(Arc::clone(store), "payments")
             .tenant(|_| Some(Authenticated::tenant("acme")))
             .plain_hashes()
-            .engine(|engine| engine.publishes_to(["told"]));
+            .engine(|engine| engine.publish_to(["told"]));
         Self { idempotency: builder.build().unwrap(), begun: Arc::default(), goes_on: Arc::default() }
     }
 

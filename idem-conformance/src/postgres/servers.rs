@@ -106,7 +106,7 @@ pub async fn o70_what_was_skipped_holds_nothing_back_at_any_isolation<T: Postgre
     if !offers(subject) {
         return;
     }
-    let orders = builder(subject.store().clone(), acting::<T, _>(Orders)).publishes_to(["payments"]).lanes(1);
+    let orders = builder(subject.store().clone(), acting::<T, _>(Orders)).publish_to(["payments"]).lanes(1);
     let orders = orders.handlers(subject.concurrency()).build().unwrap();
     let default = [("default_transaction_isolation", "serializable")];
     let outbox = Arc::new(subject.another(None, &default)).outbox().unwrap();

@@ -292,7 +292,7 @@ pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: 
 /// runs twice for another.
 pub async fn a47_units_of_one_hold_one_message<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    let consumer = fixture.builder("orders", fail_bad).units_of_one().build().unwrap();
+    let consumer = fixture.builder("orders", fail_bad).one_message_per_transaction().build().unwrap();
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);
     assert_eq!(fixture.runs.all(), ["k-1", "k-2", "k-3"]);

@@ -194,7 +194,7 @@ pub async fn two_tenants_with_the_same_key_both_run<T: StoreUnderTest>(subject: 
     let fixture = Fixture::new(subject);
     let tenant = |name: &str| Tenant::new(name).unwrap();
     let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
-    let shared = fixture.builder("orders", write).tenant_of(of_header).build().unwrap();
+    let shared = fixture.builder("orders", write).tenant_from(of_header).build().unwrap();
     let of = |name: &str| msg("order-1", name).with_header("tenant", name.to_owned());
     let both = [of("acme"), of("globex"), of("acme"), msg("order-1", "no tenant")];
     assert_eq!(

@@ -75,7 +75,7 @@ pub(super) fn announcer<T: StoreUnderTest>(
 
 pub(super) fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>, name: &str) -> DedupConsumerBuilder<Seen<T>> {
     let builder = DedupConsumer::builder(Arc::clone(&fixture.store), name).effects(Effects::InTransaction);
-    builder.publishes_to(DESTINATIONS).keeps_results(1_000)
+    builder.publish_to(DESTINATIONS).keep_results(1_000)
 }
 
 /// Whether the store has an outbox and keeps results; the suite's cases ask for both at once.
@@ -157,7 +157,7 @@ pub async fn a_handler_that_publishes_nothing_appends_nothing<T: StoreUnderTest>
     if !offers(&fixture) {
         return;
     }
-    let builder = fixture.builder("orders", write).publishes_to(DESTINATIONS).keeps_results(1_000);
+    let builder = fixture.builder("orders", write).publish_to(DESTINATIONS).keep_results(1_000);
     let consumer = builder.build().unwrap();
     assert_eq!(process(&consumer, [msg("a", "1"), msg("b", "2")]).await, [Kind::Processed; 2]);
     assert_eq!(process(&consumer, [msg("c", "3")]).await, [Kind::Processed]);
@@ -237,8 +237,8 @@ pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
             builder.handler(announcer::<T>(|_| Ok(vec![]))).build().err().map(|error| error.field)
         };
         let unless = |is_on: bool, field: &'static str| (!is_on).then_some(field);
-        assert_eq!(refused(plain().publishes_to(["payments"])), unless(capabilities.outbox, "publishes_to"));
-        assert_eq!(refused(plain().keeps_results(1)), unless(capabilities.results, "keeps_results"));
+        assert_eq!(refused(plain().publish_to(["payments"])), unless(capabilities.outbox, "publish_to"));
+        assert_eq!(refused(plain().keep_results(1)), unless(capabilities.results, "keep_results"));
         let worker = |relays: bool| {
             let consumer = plain().handler(announcer::<T>(|_| Ok(vec![]))).build().unwrap();
             let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
@@ -360,7 +360,7 @@ pub async fn events_stay_where_a_nested_transaction_goes<T: StoreUnderTest>(subj
         let nested = Step::Swallow(HandlerAction::NestedRolledBack);
         vec![Step::Write(""), publish("before"), nested, publish("after")]
     };
-    let consumer = fixture.builder("orders", plan).publishes_to(DESTINATIONS).build().unwrap();
+    let consumer = fixture.builder("orders", plan).publish_to(DESTINATIONS).build().unwrap();
     assert_eq!(process(&consumer, [msg("order-1", "p")]).await, [Kind::Processed]);
     let (outbox, ids) = outbox(&fixture).await;
     assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["before", "after"]);
@@ -394,7 +394,7 @@ pub async fn o108_two_tenants_with_one_key_have_two_events<T: StoreUnderTest>(su
     }
     let events = |_: &Message| Ok(vec![Event::to(DESTINATIONS[0]).same_key().body("1")]);
     let of_header = |message: &Message| message.headers().text("tenant").and_then(|name| Tenant::new(name).ok());
-    let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).tenant_of(of_header).build().unwrap();
+    let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).tenant_from(of_header).build().unwrap();
     let messages = ["acme", "umbrella"].map(|tenant| msg("order-1", tenant).with_header("tenant", tenant.to_owned()));
     assert_eq!(process(&consumer, messages).await, [Kind::Processed; 2]);
     let mut keys: Vec<_> = everything(&fixture).await.into_iter().map(|(_, event)| event.key.to_string()).collect();
@@ -458,8 +458,8 @@ pub async fn o6_o7_steps_meet_their_event_in_the_outbox<T: StoreUnderTest>(subje
         return;
     }
     let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-    let builder = builder.publishes_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
-    let payments = builder.answers_for(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
+    let builder = builder.publish_to(["payments"]).retention(idem_core::Retention::For(Duration::from_secs(3600)));
+    let payments = builder.result_retention(idem_core::Retention::For(Duration::from_secs(3600))).build().unwrap();
     for (payload, refused) in [("paid", false), ("paid", false), ("refunded", true)] {
         let begun = within("beginning", payments.begin(Request::new("a", payload))).await.unwrap();
         let Begun::First(mut run) = begun else { panic!("{payload} is known already") };

@@ -10,12 +10,12 @@ use idem_core::{
 use super::{
     fixture::{Fixture, Seen},
     gate::{DEADLINE, within},
-    results::keeps_results,
+    results::keep_results,
     subject::{Effect, HandlerAction, StoreUnderTest},
 };
 
 fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnceBuilder<Seen<T>> {
-    RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction).final_errors()
+    RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction).allow_final_errors()
 }
 
 async fn first<T: StoreUnderTest>(payments: &RunOnce<Seen<T>>) -> Operation<Seen<T>> {
@@ -48,7 +48,7 @@ async fn runs_now<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payments: &RunOnc
 /// A16: an operation that is dropped between two statements leaves nothing, and its key is free.
 pub async fn a16_a_dropped_operation_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = builder(&fixture).lanes(1).build().unwrap();
@@ -62,7 +62,7 @@ pub async fn a16_a_dropped_operation_leaves_nothing<T: StoreUnderTest>(subject: 
 /// would have taken.
 pub async fn a16_an_operation_dropped_in_a_statement_frees_its_key<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::Block).await {
+    if !keep_results(&fixture) || !fixture.offers(HandlerAction::Block).await {
         return;
     }
     // Far longer than the case: a rollback behind the statement would wait for it.
@@ -82,7 +82,7 @@ pub async fn a16_an_operation_dropped_in_a_statement_frees_its_key<T: StoreUnder
 /// A16: one that is dropped where there is no runtime closes its connection, which rolls back.
 pub async fn a16_an_operation_dropped_without_a_runtime_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = builder(&fixture).lanes(1).build().unwrap();
@@ -96,7 +96,7 @@ pub async fn a16_an_operation_dropped_without_a_runtime_leaves_nothing<T: StoreU
 /// there is one. What its caller does with it later is refused.
 pub async fn a18_an_operation_ends_at_its_deadline<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = builder(&fixture).lanes(1).handler_deadline(DEADLINE).build().unwrap();
@@ -115,7 +115,7 @@ pub async fn a18_an_operation_ends_at_its_deadline<T: StoreUnderTest>(subject: &
 /// A18: one whose transaction is lent at its deadline is ended when the transaction comes back, and nothing of it is kept.
 pub async fn a18_a_lent_transaction_that_is_late_is_not_committed<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = builder(&fixture).lanes(1).handler_deadline(DEADLINE).build().unwrap();
@@ -134,7 +134,7 @@ pub async fn a18_a_lent_transaction_that_is_late_is_not_committed<T: StoreUnderT
 /// pass.
 pub async fn v18_v19_an_operation_declines_after_a_failed_statement<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
+    if !keep_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
     let payments = builder(&fixture).lanes(1).build().unwrap();

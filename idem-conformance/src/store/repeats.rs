@@ -15,7 +15,7 @@ use super::{
     fixture::{Fixture, Seen, Step, claim, msg, options, registration, write},
     gate::{Gate, within},
     records::clean,
-    results::{Answering, answer, keeps_results, of_run, once, work},
+    results::{Answering, answer, keep_results, of_run, once, work},
     subject::{Arrangement, StoreUnderTest},
 };
 
@@ -39,7 +39,7 @@ fn costs<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> (usize, usize) {
 /// V14: a call whose key was used before looks its record up and begins no unit, with the same payload and with another one.
 pub async fn v14_a_repeat_begins_no_unit<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = once(&fixture);
@@ -67,7 +67,7 @@ pub async fn v14_a_repeat_begins_no_unit<T: StoreUnderTest>(subject: &T) {
 /// after the other.
 pub async fn v14_a_first_run_is_not_looked_up<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let (here, elsewhere) = (once(&fixture), fixture.elsewhere().await);
@@ -101,19 +101,20 @@ fn told(answered: &impl fmt::Debug) -> String {
 /// hashing, refusals, results that are not there, keys that were erased.
 pub async fn v14_what_is_looked_up_decides_as_a_claim_does<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let builder = || RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let plain = || once(&fixture);
     let json = || {
         let rules = HashRules::new(JsonMembers::without(["/at"]).unwrap()).and_formerly(RawPayload);
-        builder().final_errors().hash_rules(rules).build().unwrap()
+        builder().allow_final_errors().hash_rules(rules).build().unwrap()
     };
     let accepted: Arc<Answering> = Arc::new(|_| Ok(answer("private").with_reference("/orders/7")));
     let refused: Arc<Answering> =
         Arc::new(|_| Err(idem_core::once::WorkError::final_result(answer("no").with_status(402))));
-    let brief = builder().final_errors().answers_for(Retention::For(HOUR)).retention(Retention::For(48 * HOUR));
+    let brief =
+        builder().allow_final_errors().result_retention(Retention::For(HOUR)).retention(Retention::For(48 * HOUR));
     for (payments, key, payload, answering) in [
         (plain(), "done", r#"{"id":1,"at":1}"#, &accepted),
         (plain(), "refused", "{}", &refused),
@@ -202,7 +203,7 @@ async fn of_unknown_rule<T: StoreUnderTest>(fixture: &Fixture<'_, T>) {
 /// V14: a key that is held and not committed is unknown, and a look-up does not wait for it.
 pub async fn v14_what_is_not_committed_is_not_known<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let (elsewhere, gate) = (fixture.elsewhere().await, Gate::new());
@@ -227,14 +228,14 @@ pub async fn v14_what_is_not_committed_is_not_known<T: StoreUnderTest>(subject: 
 /// V14: a store looks up what it was asked for, in the order in which it was asked, with the results that there are.
 pub async fn v14_many_keys_are_looked_up_in_their_order<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let plan = |message: &idem_core::Message, _: usize| match message.key().map(|key| key.as_str()) {
         Some("silent") => vec![Step::Write("")],
         _ => vec![Step::Write(""), Step::SetResult(answer("kept"))],
     };
-    let orders = fixture.builder("orders", plan).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let orders = fixture.builder("orders", plan).keep_results(RESULT_BYTES_MAX).build().unwrap();
     super::fixture::process(&orders, ["b", "silent", "a"].map(|key| msg(key, key))).await;
     let registered = fixture.register().await;
     let claims = ["a", "b", "new", "silent"].map(|key| claim(&registered, key, key));
@@ -256,7 +257,7 @@ pub async fn v14_many_keys_are_looked_up_in_their_order<T: StoreUnderTest>(subje
 /// V15: conflicts are in the audit trail once a key, and of so many keys: no refusal has the database write each time.
 pub async fn v15_conflicts_are_noted_once_a_key_and_of_few_keys<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = once(&fixture);

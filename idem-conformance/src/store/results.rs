@@ -37,13 +37,13 @@ pub(super) fn answer(text: &str) -> ResultBody {
 }
 
 /// Whether the store keeps results; where it does not, [`results_that_are_not_offered_are_refused`] says what it must do.
-pub(super) fn keeps_results<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
+pub(super) fn keep_results<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
     fixture.store.capabilities().results
 }
 
 /// A consumer whose handler writes an effect and sets the payload as its result.
 fn consumer<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> DedupConsumer<Seen<T>> {
-    fixture.builder("orders", |message, _| write_and_answer(message)).keeps_results(RESULT_BYTES_MAX).build().unwrap()
+    fixture.builder("orders", |message, _| write_and_answer(message)).keep_results(RESULT_BYTES_MAX).build().unwrap()
 }
 
 fn write_and_answer(message: &Message) -> Vec<Step> {
@@ -71,7 +71,7 @@ fn ok(text: &str) -> Option<Result<StoredResult, NotKept>> {
 /// V1: a handler's result is committed with its record, and every repeat gets it byte for byte, in another process too.
 pub async fn v1_a_result_is_kept_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let orders = consumer(&fixture);
@@ -86,14 +86,14 @@ pub async fn v1_a_result_is_kept_with_its_record<T: StoreUnderTest>(subject: &T)
 /// V1: a result goes with its unit, and another run's result is the one that is kept.
 pub async fn v1_a_result_of_a_unit_that_was_rolled_back_is_gone<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let plan = |_: &Message, run: usize| match run {
         1 => vec![Step::SetResult(answer("first")), Step::Fail],
         _ => vec![Step::Write(""), Step::SetResult(answer("second"))],
     };
-    let orders = fixture.builder("orders", plan).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let orders = fixture.builder("orders", plan).keep_results(RESULT_BYTES_MAX).build().unwrap();
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Failed(ErrorClass::Transient), None)]);
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Processed, ok("second"))]);
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, ok("second"))]);
@@ -105,7 +105,7 @@ pub(super) type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Sen
 /// The runner of the work.
 pub(super) fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
     let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-    builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build().unwrap()
+    builder.allow_final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build().unwrap()
 }
 
 fn lanes<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> usize {
@@ -142,7 +142,7 @@ pub(super) fn refusal(_: usize) -> Result<ResultBody, WorkError> {
 /// V1, A5, A6: with a lost answer to the commit the value is the one that is kept, whether or not that commit succeeded.
 pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     for (lost, runs, key) in [(LostCommit::Committed, 1, "a"), (LostCommit::RolledBack, 3, "b")] {
@@ -161,7 +161,7 @@ pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreU
 pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     // With a single writer, a call waits for any other unit, and for no longer than its time-out.
-    if !keeps_results(&fixture) || !fixture.waits_per_key() {
+    if !keep_results(&fixture) || !fixture.waits_per_key() {
         return;
     }
     let (payments, elsewhere, gate) = (once(&fixture), once(&fixture), Gate::new());
@@ -187,10 +187,10 @@ pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnder
 /// V3: a record without a result says so. It is no empty result, and nothing runs.
 pub async fn v3_a_record_without_a_result_is_not_an_empty_one<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
-    let orders = fixture.builder("payments", write).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let orders = fixture.builder("payments", write).keep_results(RESULT_BYTES_MAX).build().unwrap();
     let absent = Some(Err(NotKept::Absent));
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Processed, absent.clone())]);
     assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, absent)]);
@@ -207,7 +207,7 @@ pub async fn v3_a_record_without_a_result_is_not_an_empty_one<T: StoreUnderTest>
 /// V4: a result over the bound is an error before anything is committed, and is never cut.
 pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let exact = ResultBody::new(vec![b'x'; RESULT_BYTES_MAX]);
@@ -216,7 +216,7 @@ pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subjec
         let fits = message.key().is_some_and(|key| key.as_str() == "fits");
         vec![Step::Write(""), Step::SetResult(if fits { exact.clone() } else { larger.clone() })]
     };
-    let orders = fixture.builder("orders", plan).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let orders = fixture.builder("orders", plan).keep_results(RESULT_BYTES_MAX).build().unwrap();
     let decided = results(&orders, [msg("fits", "p"), msg("larger", "p")]).await;
     assert_eq!(
         decided.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
@@ -241,7 +241,7 @@ pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subjec
 /// V4: every store takes and refuses the same results: what no column can hold is an error when it is set, with the field's name.
 pub async fn v4_a_result_that_no_column_holds_is_refused_by_its_field<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = once(&fixture);
@@ -276,14 +276,14 @@ pub async fn v4_a_result_that_no_column_holds_is_refused_by_its_field<T: StoreUn
 /// V5, S2: two tenants that use one key have a result each.
 pub async fn v5_two_tenants_with_one_key_have_two_results<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let of_tenant = |tenant: &str| {
         let text = tenant.to_owned();
         let plan = move |_: &Message, _: usize| vec![Step::SetResult(answer(&text))];
         let builder = fixture.builder("orders", plan).tenant(Tenant::new(tenant).unwrap());
-        builder.keeps_results(RESULT_BYTES_MAX).build().unwrap()
+        builder.keep_results(RESULT_BYTES_MAX).build().unwrap()
     };
     for kind in [Kind::Processed, Kind::Duplicate] {
         for tenant in ["acme", "globex"] {
@@ -295,7 +295,7 @@ pub async fn v5_two_tenants_with_one_key_have_two_results<T: StoreUnderTest>(sub
 /// V6, S3: a call that uses a key for another payload learns nothing of the stored result, and is in the audit trail.
 pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = once(&fixture);
@@ -317,7 +317,7 @@ pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) 
 /// V7, V11: two processes refuse one key at once. Each may run the work once, one outcome is kept, and both callers get it.
 pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let elsewhere = fixture.elsewhere().await;
@@ -345,12 +345,12 @@ pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subje
 /// V9: cleanup removes a result with its record and not before, so that a message that runs again has a result of its own.
 pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let short = || {
         let builder = fixture.builder("orders", |_, run| vec![Step::SetResult(answer(&run.to_string()))]);
-        builder.keeps_results(RESULT_BYTES_MAX).retention(Retention::For(HOUR)).build().unwrap()
+        builder.keep_results(RESULT_BYTES_MAX).retention(Retention::For(HOUR)).build().unwrap()
     };
     assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Processed, ok("1"))]);
     if !fixture.arrange(Arrangement::Age(24 * HOUR)).await {
@@ -366,12 +366,12 @@ pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
 /// until that has gone too.
 pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
-    let keeping = |answers_for| {
+    let keeping = |result_retention| {
         let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-        let builder = builder.final_errors().answers_for(Retention::For(answers_for));
+        let builder = builder.allow_final_errors().result_retention(Retention::For(result_retention));
         builder.retention(Retention::For(48 * HOUR)).build().unwrap()
     };
     let payments = || keeping(HOUR);
@@ -414,7 +414,7 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
 /// V10: a message that was handled by a worker without results is known to have none.
 pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let older = fixture.builder("orders", write).build().unwrap();
@@ -427,7 +427,7 @@ pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(s
 /// V11: a refusal is rolled back and kept in one more transaction. Every repeat gets it.
 pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let refusing = || work(&fixture, vec![Step::Write("")], Arc::new(refusal));
@@ -444,7 +444,7 @@ pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subjec
     // Not where the consumer does not say that work may be refused.
     let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     let undeclared = builder.build().unwrap().run(Request::new("b", "b"), refusing()).await;
-    assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("final_errors")));
+    assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("allow_final_errors")));
     assert_eq!(fixture.recorded().await, ["a"]);
 }
 
@@ -452,7 +452,7 @@ pub async fn v11_a_refusal_is_kept_without_its_effects<T: StoreUnderTest>(subjec
 /// does not become a failure that may pass.
 pub async fn v18_a_refusal_after_a_failed_statement_is_final<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
+    if !keep_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
     let declines = |status| -> Arc<Answering> { Arc::new(move |run| Ok(answer(&run.to_string()).with_status(status))) };
@@ -479,7 +479,7 @@ pub async fn v18_a_refusal_after_a_failed_statement_is_final<T: StoreUnderTest>(
 /// V19: an error that may pass, and that the work has noted, makes no result final.
 pub async fn v19_an_error_that_may_pass_is_never_final<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::NestedLeft).await {
+    if !keep_results(&fixture) || !fixture.offers(HandlerAction::NestedLeft).await {
         return;
     }
     for (noted, is_final) in
@@ -511,7 +511,7 @@ pub async fn v19_an_error_that_may_pass_is_never_final<T: StoreUnderTest>(subjec
 /// V11: of many calls at once, each to be refused, one runs.
 pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let payments = once(&fixture);
@@ -534,7 +534,7 @@ pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
 /// V11, A12: where the work has ended its transaction itself, its refusal is kept without an effect.
 pub async fn v11_a_refusal_whose_transaction_was_ended_has_no_effect<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     for (key, action) in
@@ -553,7 +553,7 @@ pub async fn v11_a_refusal_whose_transaction_was_ended_has_no_effect<T: StoreUnd
 /// A duplicate whose result is not asked for reads none.
 pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
-    if !keeps_results(&fixture) {
+    if !keep_results(&fixture) {
         return;
     }
     let orders = consumer(&fixture);
@@ -570,14 +570,14 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
 /// A store that keeps no results is refused where results are asked for.
 pub async fn results_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
     for fixture in [Fixture::new(subject), Fixture::bare(subject)] {
-        let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();
+        let kept = fixture.builder("orders", write).keep_results(RESULT_BYTES_MAX).build();
         let builder = RunOnce::builder(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
         let once = builder.build();
-        if keeps_results(&fixture) {
+        if keep_results(&fixture) {
             assert!(kept.is_ok() && once.is_ok());
         } else {
-            assert_eq!(kept.unwrap_err().field, "keeps_results");
-            assert_eq!(once.unwrap_err().field, "keeps_results");
+            assert_eq!(kept.unwrap_err().field, "keep_results");
+            assert_eq!(once.unwrap_err().field, "keep_results");
         }
     }
 }

@@ -65,11 +65,11 @@ fn consumer<T: StoreUnderTest>(fixture: &Fixture<'_, T>, gate: &Gate) -> DedupCo
         Some(b"bad") => vec![Step::Write("half"), Step::Fail],
         _ => vec![Step::Write("")],
     });
-    let tenant_of = |message: &Message| match message.headers().text("tenant") {
+    let tenant_from = |message: &Message| match message.headers().text("tenant") {
         Some(tenant) => Tenant::new(tenant).ok(),
         None => Some(Tenant::default()),
     };
-    builder.lanes(1).shares_units(10).tenant_of(tenant_of).build().unwrap()
+    builder.lanes(1).coalesce_calls(10).tenant_from(tenant_from).build().unwrap()
 }
 
 /// No call waits for company: the first runs at once, and calls that came meanwhile share the next units.

@@ -47,7 +47,7 @@ fn defaults_are_those_of_the_design() {
 #[test]
 fn v12_answers_are_kept_for_a_day_and_never_longer_than_records() {
     let of = |answers: Option<Retention>, records: Retention| {
-        let settings = ConsumerSettings { answers_for: answers, retention: records, ..consumer() };
+        let settings = ConsumerSettings { result_retention: answers, retention: records, ..consumer() };
         settings.check(None).map(|()| settings.answers_kept_for())
     };
     let (hour, day) = (Duration::from_secs(3600), days(1));
@@ -58,9 +58,9 @@ fn v12_answers_are_kept_for_a_day_and_never_longer_than_records() {
     assert_eq!(of(Some(Retention::For(hour)), Retention::For(day)), Ok(Some(hour)));
     assert_eq!(of(Some(Retention::For(day)), Retention::For(day)), Ok(None));
     assert_eq!(of(Some(Retention::Forever), Retention::Forever), Ok(None));
-    refused(of(Some(Retention::For(day + NS)), Retention::For(day)).map(drop), "answers_for", "86400.000000001s");
-    refused(of(Some(Retention::For(MINUTE - NS)), Retention::For(day)).map(drop), "answers_for", "59.999999999s");
-    refused(of(Some(Retention::Forever), Retention::For(day)).map(drop), "answers_for", "for ever");
+    refused(of(Some(Retention::For(day + NS)), Retention::For(day)).map(drop), "result_retention", "86400.000000001s");
+    refused(of(Some(Retention::For(MINUTE - NS)), Retention::For(day)).map(drop), "result_retention", "59.999999999s");
+    refused(of(Some(Retention::Forever), Retention::For(day)).map(drop), "result_retention", "for ever");
 }
 
 #[test]

@@ -59,8 +59,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// level security. One handler's settings hold for those after it in the same transaction, see the contract of
     /// [`Handler`]. Each message then costs a transaction of its own.
     #[must_use]
-    pub fn units_of_one(mut self) -> Self {
-        self.setup.settings.units_of_one = true;
+    pub fn one_message_per_transaction(mut self) -> Self {
+        self.setup.settings.one_message_per_transaction = true;
         self
     }
 
@@ -70,9 +70,9 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// different tenants share no unit, and where anything fails, each message of the unit runs alone.
     ///
     /// Calls that share a unit commit together, so each ends when the slowest handler of the unit has. Refused with
-    /// [`Effects::Outside`](crate::Effects::Outside) and [`units_of_one`](Self::units_of_one).
+    /// [`Effects::Outside`](crate::Effects::Outside) and [`one_message_per_transaction`](Self::one_message_per_transaction).
     #[must_use]
-    pub fn shares_units(mut self, messages_max: usize) -> Self {
+    pub fn coalesce_calls(mut self, messages_max: usize) -> Self {
         self.setup.settings.shared_unit_max = Some(messages_max);
         self
     }

@@ -1,5 +1,5 @@
 //! Calls for one message each that run in units together: see
-//! [`shares_units`](crate::consumer::DedupConsumerBuilder::shares_units).
+//! [`coalesce_calls`](crate::consumer::DedupConsumerBuilder::coalesce_calls).
 
 use std::{
     collections::VecDeque,

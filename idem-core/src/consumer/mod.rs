@@ -120,7 +120,7 @@ impl<S: Store> DedupConsumer<S> {
     /// [set](crate::Tx::set_result) it. That of a duplicate is read with its record.
     ///
     /// # Errors
-    /// As for [`process`](Self::process), and where the consumer does not [keep](DedupConsumerBuilder::keeps_results) results.
+    /// As for [`process`](Self::process), and where the consumer does not [keep](DedupConsumerBuilder::keep_results) results.
     ///
     /// # Cancel safety
     /// As for [`process`](Self::process).
@@ -130,7 +130,7 @@ impl<S: Store> DedupConsumer<S> {
     ) -> Result<Vec<Decided>, StoreError> {
         if self.engine.publishing.result_bytes_max.is_none() {
             let problem = format!("consumer {} keeps no results", self.engine.name);
-            return Err(StoreError::refused(problem, "Build it with .keeps_results(RESULT_BYTES_MAX)"));
+            return Err(StoreError::refused(problem, "Build it with .keep_results(RESULT_BYTES_MAX)"));
         }
         let messages = messages.into_iter().collect();
         self.engine.register(None).await?;
@@ -142,7 +142,7 @@ impl<S: Store> DedupConsumer<S> {
         .await)
     }
 
-    /// The same for one message, which may [share its unit](DedupConsumerBuilder::shares_units).
+    /// The same for one message, which may [share its unit](DedupConsumerBuilder::coalesce_calls).
     ///
     /// # Errors
     /// As for [`process`](Self::process).

@@ -14,7 +14,7 @@ use crate::{
 /// Settings of a [`RunOnce`]; see [`ConsumerSettings`](crate::config::ConsumerSettings) for defaults and limits.
 pub struct RunOnceBuilder<S: Store> {
     setup: Setup<S>,
-    final_errors: bool,
+    allow_final_errors: bool,
 }
 
 impl<S: Store> fmt::Debug for RunOnceBuilder<S> {
@@ -29,7 +29,7 @@ impl<S: Store> fmt::Debug for RunOnceBuilder<S> {
 
 impl<S: Store> RunOnceBuilder<S> {
     pub(super) fn new(store: Arc<S>, name: &str) -> Self {
-        Self { setup: Setup::new(store, name), final_errors: false }
+        Self { setup: Setup::new(store, name), allow_final_errors: false }
     }
 
     setup_setters!();
@@ -43,8 +43,8 @@ impl<S: Store> RunOnceBuilder<S> {
     /// A result with a status from 400 to 499 is kept in the same way if a statement of the work has failed and the transaction cannot be
     /// committed, unless the work has [noted](crate::Tx::note_error) an error that may pass.
     #[must_use]
-    pub fn final_errors(mut self) -> Self {
-        self.final_errors = true;
+    pub fn allow_final_errors(mut self) -> Self {
+        self.allow_final_errors = true;
         self
     }
 
@@ -55,7 +55,7 @@ impl<S: Store> RunOnceBuilder<S> {
     pub fn build(mut self) -> Result<RunOnce<S>, ConfigError> {
         self.setup.publishing.result_bytes_max.get_or_insert(RESULT_BYTES_MAX);
         let engine = Arc::new(self.setup.build(Work::OfCall)?);
-        let calls = Arc::new(Calls::new(&engine.name, self.final_errors));
+        let calls = Arc::new(Calls::new(&engine.name, self.allow_final_errors));
         Ok(RunOnce { engine, calls })
     }
 }

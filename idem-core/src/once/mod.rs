@@ -56,7 +56,7 @@ use crate::{
 /// };
 ///
 /// fn transfers<S: Store>(store: S) -> Result<RunOnce<S>, idem_core::ConfigError> {
-///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).final_errors().build()
+///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).allow_final_errors().build()
 /// }
 ///
 /// async fn transfer<S: Store>(transfers: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
@@ -83,7 +83,7 @@ pub struct RunOnce<S: Store> {
 
 /// What the calls of this process share.
 struct Calls {
-    final_errors: bool,
+    allow_final_errors: bool,
     /// Closed while an operator has paused it.
     gate: IntakeGate,
     /// Whose turn it is with the key of a call.
@@ -95,9 +95,9 @@ struct Calls {
 }
 
 impl Calls {
-    fn new(name: &ConsumerName, final_errors: bool) -> Self {
+    fn new(name: &ConsumerName, allow_final_errors: bool) -> Self {
         let (turns, repeats, conflicts) = (Arc::default(), Repeats::default(), Conflicts::of(name));
-        Self { final_errors, gate: IntakeGate::new(), turns, repeats, conflicts }
+        Self { allow_final_errors, gate: IntakeGate::new(), turns, repeats, conflicts }
     }
 
     fn expected(&self, item: &Item) -> Expected {
@@ -145,7 +145,7 @@ enum Why {
 impl WorkError {
     /// The operation is refused for good, with this answer: the work's writes and events are taken back, the refusal is
     /// stored with the key, and every repeat gets it without a run. Needs
-    /// [`final_errors`](crate::once::RunOnceBuilder::final_errors).
+    /// [`allow_final_errors`](crate::once::RunOnceBuilder::allow_final_errors).
     ///
     /// A refusal with effects of its own, such as a declined payment that is to be counted, is no error: answer it with `Ok`.
     #[must_use]
@@ -323,7 +323,7 @@ impl<S: Store> RunOnce<S> {
                 return call.ended(decision, result).await;
             }
             let work = OfCall(work);
-            let mut answers = Answers::new(Some(&work), call.calls.final_errors);
+            let mut answers = Answers::new(Some(&work), call.calls.allow_final_errors);
             #[cfg(idem_bugs)]
             {
                 answers.early = Some(early);

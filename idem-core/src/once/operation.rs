@@ -330,7 +330,7 @@ impl<S: Store> Held<S> {
     async fn end(self, worked: Worked) -> Result<Outcome, RunOnceError> {
         let Self { opened, collector, span, rounds, since, mut call, .. } = self;
         call.own.engine.metrics.handler_time.record(since.elapsed());
-        let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
+        let mut answers = Answers::new(Some(&Gone), call.calls.allow_final_errors);
         answers.of = vec![None];
         #[cfg(idem_bugs)]
         {
@@ -402,7 +402,7 @@ pub(super) async fn begin<S: Store>(
         if let Some((decision, result)) = call.recorded().await? {
             return call.ended(decision, result).await.map(Begun::Known);
         }
-        let mut answers = Answers::new(Some(&Gone), call.calls.final_errors);
+        let mut answers = Answers::new(Some(&Gone), call.calls.allow_final_errors);
         let own = &mut call.own;
         match alone::begin_one(&own.engine, &mut own.session, &call.item, &mut answers).await {
             Ok((opened, span, rounds)) => Ok(Begun::First(held(call, opened, span, rounds, is_timed))),

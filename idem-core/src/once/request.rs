@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// An operation, as its caller asks for it. A [`Message`] is one too, for what has more than a key and a payload: headers, by which
-/// many tenants are [told apart](crate::once::RunOnceBuilder::tenant_of), or a key that a [source](crate::key::KeySource) finds.
+/// many tenants are [told apart](crate::once::RunOnceBuilder::tenant_from), or a key that a [source](crate::key::KeySource) finds.
 #[derive(Debug, Clone)]
 pub struct Request(pub(super) Message);
 

@@ -56,7 +56,7 @@ impl Destination {
         let is_fine =
             (1..=DESTINATION_BYTES_MAX).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
         let rule = "the name of a destination has 1 to 500 bytes without control characters";
-        if is_fine { Ok(()) } else { Err(ConfigError::new("publishes_to", format!("{:?}", self.name), rule)) }
+        if is_fine { Ok(()) } else { Err(ConfigError::new("publish_to", format!("{:?}", self.name), rule)) }
     }
 }
 
@@ -123,7 +123,7 @@ pub struct Event {
 
 impl Event {
     /// An event for this destination, which the consumer has
-    /// [declared](crate::consumer::DedupConsumerBuilder::publishes_to). It has no payload yet.
+    /// [declared](crate::consumer::DedupConsumerBuilder::publish_to). It has no payload yet.
     pub fn to(destination: &str) -> Self {
         Self {
             destination: destination.into(),
@@ -223,7 +223,7 @@ impl fmt::Debug for Event {
 #[non_exhaustive]
 pub enum PublishError {
     /// The consumer has not declared the destination.
-    #[error("destination {destination:?} is not declared: add it to .publishes_to([…]) of the consumer")]
+    #[error("destination {destination:?} is not declared: add it to .publish_to([…]) of the consumer")]
     UnknownDestination {
         /// Its name.
         destination: String,
@@ -273,10 +273,10 @@ pub enum PublishError {
         rule: &'static str,
     },
     /// The consumer keeps no results.
-    #[error("this consumer keeps no results: build it with .keeps_results(…)")]
+    #[error("this consumer keeps no results: build it with .keep_results(…)")]
     NoResults,
     /// The result is larger than the limit.
-    #[error("the result has {bytes} bytes, and {max} are allowed: .keeps_results(…) sets the limit")]
+    #[error("the result has {bytes} bytes, and {max} are allowed: .keep_results(…) sets the limit")]
     ResultTooLarge {
         /// Its size in bytes.
         bytes: usize,

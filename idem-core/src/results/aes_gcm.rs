@@ -72,7 +72,7 @@ pub trait SealKeyProvider: Send + Sync + 'static {
     fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]>;
 }
 
-/// The keys that results are sealed with; see [`seals_results`](crate::consumer::DedupConsumerBuilder::seals_results).
+/// The keys that results are sealed with; see [`encrypt_results`](crate::consumer::DedupConsumerBuilder::encrypt_results).
 ///
 /// To change the key, give all programs the new one beside the old, and then make the new one the current one. Keep the old
 /// one for as long as results are kept that it has sealed.
@@ -117,10 +117,10 @@ impl ResultKeys {
     pub fn from_provider(provider: Arc<dyn SealKeyProvider>) -> Result<Self, ConfigError> {
         let current = provider.current();
         if current == 0 || current > u16::MAX / 2 {
-            return Err(ConfigError::new("seals_results", current, "the current key has a number from 1 to 32,767"));
+            return Err(ConfigError::new("encrypt_results", current, "the current key has a number from 1 to 32,767"));
         }
         if provider.key(current).is_none() {
-            return Err(ConfigError::new("seals_results", current, "there must be a key with the current number"));
+            return Err(ConfigError::new("encrypt_results", current, "there must be a key with the current number"));
         }
         Ok(Self(provider))
     }

@@ -126,7 +126,7 @@ pub enum NotKept {
         status: Option<u16>,
     },
     /// The result's time is over, and the record's is not; see
-    /// [`answers_for`](crate::consumer::DedupConsumerBuilder::answers_for).
+    /// [`result_retention`](crate::consumer::DedupConsumerBuilder::result_retention).
     #[error("the result is no longer kept")]
     Expired {
         /// Whether it was an error.

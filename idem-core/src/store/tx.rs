@@ -86,7 +86,7 @@ impl<'t, S: Store> Tx<'t, S> {
 
     /// Notes the error of a statement after which this work goes on, with its class. If the transaction cannot be committed because of
     /// it, and the error is [permanent](crate::HandlerError::permanent), a result with a status from 400 to 499 is final all the same: see
-    /// [`final_errors`](crate::once::RunOnceBuilder::final_errors). Otherwise the work fails with this error. An error that may pass is
+    /// [`allow_final_errors`](crate::once::RunOnceBuilder::allow_final_errors). Otherwise the work fails with this error. An error that may pass is
     /// never final, and is not replaced by another.
     pub fn note_error(&mut self, error: HandlerError) {
         if let Some(collector) = self.collector {

@@ -63,7 +63,7 @@ pub(crate) struct Answers<'w, S: Store> {
     /// The work to run in a consumer without a handler of its own.
     pub(super) work: Option<&'w dyn DynHandler<S>>,
     /// Whether the work may be refused for good.
-    pub(super) final_errors: bool,
+    pub(super) allow_final_errors: bool,
     /// The outcome of a work that was refused for good. It is kept in a unit of its own, in which nothing runs.
     pub(crate) refused: Option<ResultBody>,
     /// By the place of the message in the unit.
@@ -77,10 +77,10 @@ pub(crate) struct Answers<'w, S: Store> {
 }
 
 impl<'w, S: Store> Answers<'w, S> {
-    pub(crate) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
+    pub(crate) fn new(work: Option<&'w dyn DynHandler<S>>, allow_final_errors: bool) -> Self {
         Self {
             work,
-            final_errors,
+            allow_final_errors,
             refused: None,
             of: Vec::new(),
             #[cfg(idem_bugs)]
@@ -95,7 +95,7 @@ impl<'w, S: Store> Answers<'w, S> {
         Self {
             #[cfg(idem_bugs)]
             early: self.early.clone(),
-            ..Self::new(self.work, self.final_errors)
+            ..Self::new(self.work, self.allow_final_errors)
         }
     }
 

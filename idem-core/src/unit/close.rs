@@ -161,7 +161,7 @@ impl Spoilt {
         answers.work?;
         let own = handed_in.first_mut().map(|(_, own)| own);
         let noted = own.and_then(|own| own.noted.take());
-        let may_be_final = answers.final_errors && answers.refused.is_none();
+        let may_be_final = answers.allow_final_errors && answers.refused.is_none();
         let result = handed_in.first().and_then(|(_, own)| own.result.clone()).filter(|_| may_be_final);
         let declined = result.filter(|result| result.status.is_some_and(is_client_error));
         Some(Self { declined, noted })

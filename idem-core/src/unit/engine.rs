@@ -90,8 +90,8 @@ pub(crate) struct Engine<S: Store> {
 impl<S: Store> Engine<S> {
     /// Whether messages share a unit: calls to other systems must not be repeated for a neighbour's sake, and one handler's
     /// settings of its transaction hold for the next.
-    pub(crate) fn shares_units(&self) -> bool {
-        self.effects == Effects::InTransaction && !self.settings.units_of_one
+    pub(crate) fn coalesce_calls(&self) -> bool {
+        self.effects == Effects::InTransaction && !self.settings.one_message_per_transaction
     }
 
     /// Whether this message runs alone, because its handler calls other systems for it.

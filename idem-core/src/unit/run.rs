@@ -213,12 +213,12 @@ fn judged<S: Store>(
     answers: Option<&Answers<'_, S>>,
 ) -> Result<AllHandedIn, HandlingError> {
     match handled {
-        Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.final_errors) => {
-            let text = "the work was refused for good, but this consumer was not built with .final_errors()";
+        Err(HandlingError::Final(_)) if !answers.is_some_and(|answers| answers.allow_final_errors) => {
+            let text = "the work was refused for good, but this consumer was not built with .allow_final_errors()";
             let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text).of("no-final-errors");
             Err(HandlingError::one(index, failure, TransactionState::Clean))
         }
-        Ok(handed_in) if answers.is_some_and(|answers| answers.final_errors) => declined(engine, handed_in),
+        Ok(handed_in) if answers.is_some_and(|answers| answers.allow_final_errors) => declined(engine, handed_in),
         handled => handled,
     }
 }

@@ -35,7 +35,7 @@ macro_rules! setup_setters {
         /// Takes each message's tenant from something that was authenticated, such as a header that only the broker's
         /// gateway can set; `None` makes the message malformed. Never take it from the payload alone.
         #[must_use]
-        pub fn tenant_of<F>(mut self, function: F) -> Self
+        pub fn tenant_from<F>(mut self, function: F) -> Self
         where
             F: Fn(&$crate::message::Message) -> Option<$crate::names::Tenant> + Send + Sync + 'static,
         {
@@ -68,7 +68,7 @@ macro_rules! setup_setters {
         /// Where the handler [publishes](crate::Tx::publish) to: it can publish to nothing else, so an unknown name is found as the
         /// handler runs, and not when the event should leave. Adds to earlier declarations.
         #[must_use]
-        pub fn publishes_to(
+        pub fn publish_to(
             mut self,
             destinations: impl IntoIterator<Item = impl Into<$crate::outbox::event::Destination>>,
         ) -> Self {
@@ -94,7 +94,7 @@ macro_rules! setup_setters {
         /// of at most [`RESULT_BYTES_MAX`](crate::results::RESULT_BYTES_MAX) without this. A consumer keeps what its handlers set with
         /// [`Tx::set_result`](crate::Tx::set_result) only with it.
         #[must_use]
-        pub fn keeps_results(mut self, bytes_max: usize) -> Self {
+        pub fn keep_results(mut self, bytes_max: usize) -> Self {
             self.setup.publishing.result_bytes_max = Some(bytes_max);
             self
         }
@@ -104,8 +104,8 @@ macro_rules! setup_setters {
         /// [reference](crate::ResultBody::reference): a later call then answers [`NotKept::Expired`](crate::results::NotKept::Expired), and
         /// nothing runs again.
         #[must_use]
-        pub fn answers_for(mut self, time: $crate::names::Retention) -> Self {
-            self.setup.settings.answers_for = Some(time);
+        pub fn result_retention(mut self, time: $crate::names::Retention) -> Self {
+            self.setup.settings.result_retention = Some(time);
             self
         }
 
@@ -113,7 +113,7 @@ macro_rules! setup_setters {
         /// a backup. Results that were kept before stay readable.
         #[cfg(feature = "seal")]
         #[must_use]
-        pub fn seals_results(mut self, keys: $crate::results::aes_gcm::ResultKeys) -> Self {
+        pub fn encrypt_results(mut self, keys: $crate::results::aes_gcm::ResultKeys) -> Self {
             self.setup.seal = Some(std::sync::Arc::new(keys));
             self
         }

@@ -85,14 +85,14 @@ impl<S: Store> Setup<S> {
             let rule = "Effects::Outside handles one message a unit: use .handler(…)";
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
-        if self.settings.shared_unit_max.is_some() && (calls_outside || self.settings.units_of_one) {
+        if self.settings.shared_unit_max.is_some() && (calls_outside || self.settings.one_message_per_transaction) {
             return Err(shares_no_units());
         }
         let capabilities = self.store.capabilities();
         if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
-        check_publishing(&self.publishing, self.settings.answers_for.is_some(), capabilities)?;
+        check_publishing(&self.publishing, self.settings.result_retention.is_some(), capabilities)?;
         self.settings.check(capabilities.lanes_max)?;
         let hashes = match work.dispatches_by() {
             Some(place) => self.hashes.with_type(&place),
@@ -138,23 +138,23 @@ fn check_publishing(
     capabilities: StoreCapabilities,
 ) -> Result<(), ConfigError> {
     if !rules.destinations.is_empty() && !capabilities.outbox {
-        let rule = "this store has no outbox: leave .publishes_to(…) out, or use a store that has one";
-        return Err(ConfigError::new("publishes_to", "set", rule));
+        let rule = "this store has no outbox: leave .publish_to(…) out, or use a store that has one";
+        return Err(ConfigError::new("publish_to", "set", rule));
     }
     if rules.result_bytes_max.is_some() && !capabilities.results {
-        let rule = "this store keeps no results: leave .keeps_results(…) out, or use a store that does";
-        return Err(ConfigError::new("keeps_results", "set", rule));
+        let rule = "this store keeps no results: leave .keep_results(…) out, or use a store that does";
+        return Err(ConfigError::new("keep_results", "set", rule));
     }
     if answers_end && rules.result_bytes_max.is_none() {
-        let rule = "this consumer keeps no results: call .keeps_results(…), or leave .answers_for(…) out";
-        return Err(ConfigError::new("answers_for", "set", rule));
+        let rule = "this consumer keeps no results: call .keep_results(…), or leave .result_retention(…) out";
+        return Err(ConfigError::new("result_retention", "set", rule));
     }
     let mut names = HashSet::new();
     for destination in &rules.destinations {
         destination.check()?;
         if !names.insert(&destination.name) {
             let rule = "each destination is declared once";
-            return Err(ConfigError::new("publishes_to", format!("{:?} twice", destination.name), rule));
+            return Err(ConfigError::new("publish_to", format!("{:?} twice", destination.name), rule));
         }
     }
     for (name, value) in [("events_max", rules.events_max), ("events_bytes_max", rules.events_bytes_max)] {
@@ -181,6 +181,7 @@ fn check_pipelined<S: Store>(effects: Effects, work: &Work<S>, is_offered: bool)
 
 /// The error where messages or calls are to share units but each needs its own.
 fn shares_no_units() -> ConfigError {
-    let rule = "Effects::Outside and .units_of_one() handle one message a unit: leave .shares_units(…) out";
-    ConfigError::new("shares_units", "set", rule)
+    let rule =
+        "Effects::Outside and .one_message_per_transaction() handle one message a unit: leave .coalesce_calls(…) out";
+    ConfigError::new("coalesce_calls", "set", rule)
 }

@@ -91,7 +91,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
 
 impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn batch_max(&self) -> usize {
-        if self.consumer.shares_units() { self.settings.batch } else { 1 }
+        if self.consumer.coalesce_calls() { self.settings.batch } else { 1 }
     }
 
     /// Stops the worker. The first failure is the one that is reported.

@@ -350,7 +350,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// ```
     /// # use idem_core::{Store, outbox::Destination};
     /// # fn with_events<S: Store>(builder: idem_http::IdempotencyBuilder<S>) -> idem_http::IdempotencyBuilder<S> {
-    /// builder.engine(|engine| engine.publishes_to(["payments"]).events_max(8))
+    /// builder.engine(|engine| engine.publish_to(["payments"]).events_max(8))
     /// # }
     /// ```
     #[must_use]
@@ -380,7 +380,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         let busy = if capabilities.waits_per_key { Duration::from_millis(500) } else { Duration::from_secs(5) };
         let engine = RunOnce::builder(Arc::clone(&self.store), &self.name)
             .effects(Effects::InTransaction)
-            .final_errors()
+            .allow_final_errors()
             .handler_name("http")
             .key_source(Header::new(KEY_FIELD))
             .hash_rules(rules)
@@ -388,7 +388,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             .handler_deadline(self.handler_deadline)
             .lanes(self.lanes)
             // The headers count too.
-            .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
+            .keep_results(self.limits.response_bytes_max.saturating_add(16 << 10));
         let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine));
         // Answers state how long keys are known, so no other setting may change it.
         let engine = engine.retention(keys_for).build()?;

@@ -73,9 +73,9 @@ impl<S: Store> Opened<S> {
         builder = builder.plain_hashes();
         let (destinations, answers_for) = (destinations.to_vec(), flags.answers_for);
         builder = builder.engine(move |engine| {
-            let engine = engine.version(version).publishes_to(destinations);
+            let engine = engine.version(version).publish_to(destinations);
             match answers_for {
-                Some(time) => engine.answers_for(time),
+                Some(time) => engine.result_retention(time),
                 None => engine,
             }
         });

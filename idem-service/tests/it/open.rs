@@ -69,7 +69,7 @@ fn open_process() {
         let service = Service::new("greeter", Effects::InTransaction, handler)
             .tables("CREATE TABLE greetings")
             .consumer(|consumer| {
-                consumer.tenant_of(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
+                consumer.tenant_from(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
             })
             .consumer(|consumer| consumer.handler_name("greeter"));
         let route = axum::routing::get(async move || shown.to_string());

@@ -95,7 +95,7 @@ async fn published(store: &Arc<MemoryStore>, url: &str, events: impl Iterator<It
         Ok::<(), HandlerError>(())
     });
     let builder = DedupConsumer::builder(Arc::clone(store), "teller").handler(handler).handler_name("teller");
-    let consumer = builder.effects(Effects::InTransaction).publishes_to([url]).build().unwrap();
+    let consumer = builder.effects(Effects::InTransaction).publish_to([url]).build().unwrap();
     let messages = events.map(|(key, body)| message(&body.clone(), serde_json::to_vec(&(key, body)).unwrap()));
     for Decided { decision, .. } in consumer.process(messages).await.unwrap() {
         assert!(decision.is_processed(), "{decision:?}");

@@ -5,7 +5,7 @@ mod dead_letters;
 mod due;
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::SystemTime,
 };
 

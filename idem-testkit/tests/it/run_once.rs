@@ -19,7 +19,7 @@ use idem_testkit::{Fault, MemoryStore, Operation};
 
 fn payments(store: &Arc<MemoryStore>) -> RunOnce<MemoryStore> {
     let builder = RunOnce::builder(Arc::clone(store), "payments").effects(Effects::InTransaction);
-    builder.final_errors().lanes(64).build().unwrap()
+    builder.allow_final_errors().lanes(64).build().unwrap()
 }
 
 /// Pays once: the effect and the answer have one random number. Counts its runs.
@@ -271,7 +271,7 @@ async fn work_publishes_and_knows_its_message_and_tenant() {
     let store = Arc::new(MemoryStore::new());
     let of_tenant = |message: &Message| Tenant::new(message.headers().text("tenant")?).ok();
     let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.tenant_of(of_tenant).publishes_to(["ledger"]).build().unwrap();
+    let payments = builder.tenant_from(of_tenant).publish_to(["ledger"]).build().unwrap();
     for tenant in ["acme", "globex"] {
         let message = idem_testkit::message("order-1", "p").with_header("tenant", tenant);
         let ran = payments.run(message, |tx| {
@@ -419,7 +419,7 @@ mod step_by_step {
 async fn s58_the_answer_before_a_forget_is_refused_after_it() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-    let payments = builder.seals_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build().unwrap();
+    let payments = builder.encrypt_results(ResultKeys::new(1, [(1, [1; 32])]).unwrap()).build().unwrap();
     pay(&payments, "order-1", &runs).await.unwrap();
     let before = store.results().remove(0);
     assert!(store.forget(before.scope, &before.key));
@@ -437,7 +437,7 @@ async fn v8_a_missing_key_is_refused_and_nothing_runs_again() {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let sealing = |current, keys: &[(u16, [u8; 32])]| {
         let builder = RunOnce::builder(Arc::clone(&store), "payments").effects(Effects::InTransaction);
-        builder.seals_results(ResultKeys::new(current, keys.iter().copied()).unwrap()).build().unwrap()
+        builder.encrypt_results(ResultKeys::new(current, keys.iter().copied()).unwrap()).build().unwrap()
     };
     let (old, new) = ((1, [1; 32]), (2, [2; 32]));
     let first = pay(&sealing(1, &[old]), "order-1", &runs).await.unwrap();

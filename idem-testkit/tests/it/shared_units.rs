@@ -61,7 +61,7 @@ impl Held {
 async fn j90_a_call_that_another_one_leads_does_not_spin() {
     let held = Held::default();
     let builder = DedupConsumer::builder(MemoryStore::new(), "orders").effects(Effects::InTransaction);
-    let orders = builder.handler(held.clone()).lanes(2).shares_units(10).build().unwrap();
+    let orders = builder.handler(held.clone()).lanes(2).coalesce_calls(10).build().unwrap();
     orders.start().await.unwrap();
     // Both lanes are taken, so that the two calls behind them stand in the queue before either leads.
     let process = |key: &'static str| {

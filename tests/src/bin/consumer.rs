@@ -134,7 +134,7 @@ where
         .handler_deadline(Duration::from_secs(10))
         .busy_timeout(Duration::from_secs(2))
         .lanes(plan.lanes)
-        .publishes_to(["credits"])
+        .publish_to(["credits"])
         .build()?;
     let cleanup = plan.cleanup_rows.map(|rows_max| {
         CleanupSettings::default().every(Duration::from_secs(1)).rows_max(rows_max).units_kept(Duration::from_secs(60))

@@ -137,7 +137,7 @@ fn v8_an_older_key_opens_what_it_has_sealed_and_a_missing_one_is_named() {
 #[test]
 fn keys_are_refused_that_could_not_seal() {
     for (current, keys) in [(0, vec![(0, MASTER)]), (32_768, vec![(32_768, MASTER)]), (2, vec![(1, MASTER)])] {
-        assert_eq!(ResultKeys::new(current, keys).unwrap_err().field, "seals_results");
+        assert_eq!(ResultKeys::new(current, keys).unwrap_err().field, "encrypt_results");
     }
     assert!(!format!("{:?}", keys()).contains('7'));
 }

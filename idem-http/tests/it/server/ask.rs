@@ -199,7 +199,7 @@ async fn w21_each_state_of_a_key_is_told() {
         "key_expires": key_expires, "answer_expires": answer_expires,
     });
     assert_eq!(ask("k").await, (200, completed.clone()));
-    let shorter = builder(&ground).engine(|engine| engine.answers_for(Retention::For(Duration::from_secs(60))));
+    let shorter = builder(&ground).engine(|engine| engine.result_retention(Retention::For(Duration::from_secs(60))));
     let shorter =
         super::ask::ask(&shorter.build().unwrap().asks(["POST /t"]).unwrap(), "acme", "/idempotency/k", "").await;
     assert_eq!(shorter.json(), completed, "its times are those that were stored with it");

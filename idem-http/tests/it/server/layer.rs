@@ -332,7 +332,7 @@ pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() 
         Ok(StatusCode::OK)
     }
     let ground = G::new().await;
-    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["paid"])).build().unwrap();
+    let idempotency = builder(&ground).engine(|engine| engine.publish_to(["paid"])).build().unwrap();
     let app = Router::new().route("/a", post(sent_on::<G>)).route("/b", post(sent_on::<G>)).layer(idempotency.layer());
     for (tenant, path) in [("acme", "/a"), ("globex", "/a"), ("acme", "/b"), ("acme", "/b")] {
         let mut request = json(path, "\"k 1\"", "{}");
@@ -357,7 +357,7 @@ pub(crate) async fn o6_o7_a_request_meets_its_event_in_the_outbox<G: Server>() {
         Ok(StatusCode::CREATED)
     }
     let ground = G::new().await;
-    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["paid"])).build().unwrap();
+    let idempotency = builder(&ground).engine(|engine| engine.publish_to(["paid"])).build().unwrap();
     let app = Router::new().route("/a", post(tells::<G>)).layer(idempotency.layer());
     let mut operator = sqlx::PgConnection::connect(&url()).await.unwrap();
     for (body, status) in [("\"one\"", 201), ("\"one\"", 201), ("\"two\"", 500)] {

@@ -109,7 +109,7 @@ async fn b10_texts_with_nul_are_stored() {
 async fn j63_a_failover_that_loses_what_tenants_are_called_mixes_none_up() {
     let fixture = Fixture::new().await;
     let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
-    let build = || builder(fixture.another(), Write).tenant_of(of_header).build().unwrap();
+    let build = || builder(fixture.another(), Write).tenant_from(of_header).build().unwrap();
     let of = |tenant: &str, key: &str| msg(key).with_header("tenant", tenant.to_owned());
     let goes_on = build();
     let first = vec![of("acme", "order-1"), of("globex", "order-2")];
@@ -130,7 +130,7 @@ async fn j63_a_failover_that_loses_what_tenants_are_called_mixes_none_up() {
 async fn j63_a_consumer_whose_row_was_lost_is_registered_again() {
     let fixture = Fixture::new().await;
     let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
-    let consumer = builder(fixture.another(), Write).tenant_of(of_header).build().unwrap();
+    let consumer = builder(fixture.another(), Write).tenant_from(of_header).build().unwrap();
     let of = |tenant: &str| msg("order-1").with_header("tenant", tenant.to_owned());
     assert_eq!(process(&consumer, vec![of("acme")]).await, "P");
     let before = fixture.texts("SELECT id::text FROM consumers WHERE tenant = ''").await;

@@ -34,7 +34,7 @@ impl Handler<PostgresStore> for Answers {
 
 fn consumer(fixture: &Fixture) -> DedupConsumer<PostgresStore> {
     let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(Answers);
-    builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap()
+    builder.effects(Effects::InTransaction).publish_to(["payments"]).keep_results(100).build().unwrap()
 }
 
 fn outbox(fixture: &Fixture) -> Arc<dyn Outbox> {
@@ -60,7 +60,7 @@ impl Handler<PostgresStore> for PublishesNested {
 async fn an_event_outlives_the_nested_transaction_in_which_it_was_handed_in() {
     let fixture = Fixture::new().await;
     let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(PublishesNested);
-    let consumer = builder.effects(Effects::InTransaction).publishes_to(["payments"]).build().unwrap();
+    let consumer = builder.effects(Effects::InTransaction).publish_to(["payments"]).build().unwrap();
     consumer.process_one(message("a", "p")).await.unwrap();
     assert_eq!(fixture.text("SELECT count(*) FROM outbox").await, "1");
     assert!(fixture.effects().await.is_empty());
@@ -410,9 +410,9 @@ async fn a_plain_outbox_and_a_consumer_share_no_name() {
     fixture.store.plain_outbox("billing", ["payments"]).await.unwrap();
     fixture.store.plain_outbox("billing", ["payments"]).await.unwrap();
     let builder = DedupConsumer::builder(fixture.store.clone(), "billing").handler(Answers);
-    let named = builder.handler_name("billing").effects(Effects::InTransaction).publishes_to(["payments"]);
+    let named = builder.handler_name("billing").effects(Effects::InTransaction).publish_to(["payments"]);
     let refused =
-        named.keeps_results(100).build().unwrap().process_one(message("a", "p")).await.unwrap_err().to_string();
+        named.keep_results(100).build().unwrap().process_one(message("a", "p")).await.unwrap_err().to_string();
     assert!(refused.contains("billing"), "{refused}");
     fixture.drop().await;
 }
@@ -443,14 +443,13 @@ async fn o37_a_renamed_consumer_derives_the_same_ids_and_no_other_one_does() {
     let first = fixture.text("SELECT event_key FROM outbox").await;
     fixture.run("UPDATE consumers SET name = 'purchases', derives_as = coalesce(derives_as, name); DELETE FROM outbox; DELETE FROM processed_messages").await;
     let builder = DedupConsumer::builder(fixture.another(), "purchases").handler(Answers);
-    let renamed =
-        builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap();
+    let renamed = builder.effects(Effects::InTransaction).publish_to(["payments"]).keep_results(100).build().unwrap();
     let decision = renamed.process_one(message("a", "p")).await.unwrap().decision;
     assert!(decision.is_processed(), "{decision:?}");
     assert_eq!(fixture.text("SELECT event_key FROM outbox").await, first);
     // O37: a new consumer under the old name would derive the same ids.
     let builder = DedupConsumer::builder(fixture.another(), "orders").handler(Answers);
-    let new = builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap();
+    let new = builder.effects(Effects::InTransaction).publish_to(["payments"]).keep_results(100).build().unwrap();
     let refused = new.process_one(message("a", "p")).await.unwrap_err();
     assert_eq!(refused.class(), ErrorClass::Fatal);
     assert!(refused.to_string().contains("idem consumers rename purchases orders"), "{refused}");

@@ -27,7 +27,7 @@ impl Handler<SqliteStore> for Answers {
 async fn answers_are_removed_with_their_records() {
     let (file, store) = fresh().await;
     let builder = DedupConsumer::builder(Arc::clone(&store), "orders").handler(Answers);
-    let consumer = builder.effects(Effects::InTransaction).keeps_results(100).build().unwrap();
+    let consumer = builder.effects(Effects::InTransaction).keep_results(100).build().unwrap();
     for key in ["a", "b"] {
         consumer.process_one(message(key, "p")).await.unwrap();
     }

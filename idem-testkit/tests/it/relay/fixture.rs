@@ -44,7 +44,7 @@ impl Fixture {
             .handler_name("teller")
             .lanes(2)
             .effects(Effects::InTransaction)
-            .publishes_to(["a", "b"])
+            .publish_to(["a", "b"])
             .build()
             .unwrap();
         Self { store, consumer }

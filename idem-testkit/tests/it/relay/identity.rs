@@ -58,7 +58,7 @@ async fn forwarded_to() -> Vec<String> {
         .handler(handler_fn(forward))
         .handler_name("forwarder")
         .effects(Effects::InTransaction)
-        .publishes_to(["a", "b"])
+        .publish_to(["a", "b"])
         .build()
         .unwrap();
     let decided = consumer.process(vec![message("order-1", "250")]).await.unwrap();

@@ -39,7 +39,7 @@ async fn o16_a_hanging_host_with_thousands_of_events_holds_no_other_back() {
         .handler(handler_fn(publish))
         .handler_name("teller")
         .effects(Effects::InTransaction)
-        .publishes_to(["merchants"])
+        .publish_to(["merchants"])
         .build()
         .unwrap();
     // The same server goes by two names, and places are counted by name.
@@ -79,12 +79,12 @@ async fn published(messages: Vec<Message>) -> Arc<MemoryStore> {
     let consumer = DedupConsumer::builder(Arc::clone(&store), "teller")
         .handler(handler_fn(publish))
         .handler_name("teller")
-        .tenant_of(|message: &Message| {
+        .tenant_from(|message: &Message| {
             let tenant = message.headers().iter().find(|(name, _)| *name == "tenant").and_then(|(_, value)| value);
             Some(tenant.map_or_else(Tenant::default, |name| Tenant::new(std::str::from_utf8(name).unwrap()).unwrap()))
         })
         .effects(Effects::InTransaction)
-        .publishes_to(["merchants"])
+        .publish_to(["merchants"])
         .build()
         .unwrap();
     for some in messages.chunks(500) {

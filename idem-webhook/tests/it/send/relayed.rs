@@ -39,7 +39,7 @@ async fn outbox_with(events: u8) -> Arc<dyn Outbox> {
         .handler(handler_fn(publish))
         .handler_name("teller")
         .effects(Effects::InTransaction)
-        .publishes_to(["hooks"])
+        .publish_to(["hooks"])
         .build()
         .unwrap();
     let messages = (0..events).map(|number| message(&number.to_string(), b"1".to_vec()));

@@ -55,7 +55,7 @@ fn payload(message: &Message) -> Vec<u8> {
 /// Each function of the user's that identifies a message, and a word of the dead letter's text.
 const FUNCTIONS: [(&str, Configure); 4] = [
     ("tenant", |builder| {
-        builder.tenant_of(|message| {
+        builder.tenant_from(|message| {
             panic_at_poison(message);
             Some(Tenant::default())
         })

@@ -83,7 +83,7 @@ async fn reasons_of_another_event() -> Vec<Reason> {
         Ok(())
     }
     let fixture = Fixture::new();
-    let consumer = fixture.consumer().publishes_to(["payments"]).handler(handler_fn(publish)).build().unwrap();
+    let consumer = fixture.consumer().publish_to(["payments"]).handler(handler_fn(publish)).build().unwrap();
     consumer.decisions(vec![message("order-1", "ok")]).await.unwrap();
     let scope = fixture.store.bookkeeping().scope(consumer.name(), &Tenant::default()).await.unwrap();
     assert!(fixture.store.forget(scope, &IdempotencyKey::new("order-1").unwrap()));

@@ -19,7 +19,7 @@ async fn s2_two_tenants_with_one_key_are_two_messages() {
     }
     fixture.queue.publish(message("order-1", "nobody")).unwrap();
     let tenant = |message: &Message| Tenant::new(message.headers().text("authenticated-tenant")?).ok();
-    let consumer = fixture.consumer().tenant_of(tenant).build().unwrap();
+    let consumer = fixture.consumer().tenant_from(tenant).build().unwrap();
     let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.duplicates, summary.conflicts), (2, 1, 0));
     assert_eq!(summary.dead_lettered, 1, "a message without a tenant is malformed");

@@ -162,7 +162,7 @@ async fn a37_what_cannot_be_kept_can_halt_the_consumer_with_all_its_tenants() {
     let fixture = Fixture::new();
     let consumer = || {
         let tenant = |message: &Message| Some(Tenant::new(message.headers().text("tenant")?).unwrap());
-        fixture.consumer().tenant_of(tenant).build().unwrap()
+        fixture.consumer().tenant_from(tenant).build().unwrap()
     };
     let with_tenant = |key: &str, payload: &str| message(key, payload).with_header("tenant", "acme");
     fixture.queue.publish(with_tenant("first", "ok")).unwrap();

@@ -104,7 +104,7 @@ async fn j17_a_halt_halts_every_tenant() {
     let tenant =
         |message: &idem_core::Message| message.headers().text("tenant").and_then(|tenant| Tenant::new(tenant).ok());
     let of = |tenant: &str, payload: &str| message("1", payload).with_header("tenant", tenant.to_owned());
-    let consumer = || fixture.consumer().tenant_of(tenant).build().unwrap();
+    let consumer = || fixture.consumer().tenant_from(tenant).build().unwrap();
     fixture.queue.publish(of("acme", "ok")).unwrap();
     drain(&fixture, fixture.worker_of(consumer())).await;
     fixture.queue.publish(of("acme", "another")).unwrap();
@@ -132,7 +132,7 @@ async fn j17_a_halt_that_could_not_be_recorded_yet_holds() {
     let tenant =
         |message: &idem_core::Message| message.headers().text("tenant").and_then(|tenant| Tenant::new(tenant).ok());
     let of = |key: &str| message(key, "ok").with_header("tenant", "acme");
-    let consumer = fixture.consumer().tenant_of(tenant).build().unwrap();
+    let consumer = fixture.consumer().tenant_from(tenant).build().unwrap();
     let running = Running::new(fixture.worker_of(consumer).older_than_retention(OlderThanRetention::Halt));
     fixture.queue.publish(of("young")).unwrap();
     within("the young one", fixture.queue.drained()).await;

@@ -29,7 +29,7 @@ fn purchase(key: &str, customer: &str, cents: i64) -> Message {
 
 macro_rules! consumer {
     ($store:expr, $kind:expr) => {{
-        let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction).publishes_to(["told"]);
+        let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction).publish_to(["told"]);
         let ledger = Ledger::announcing(Some("told"));
         match $kind {
             Kind::Each => consumer.handler(ledger),

@@ -1,6 +1,8 @@
 //! One topic, for where Kafka's own tools are not at hand: `topic-kafka BROKERS TOPIC create`, `… send RECORD-KEY PAYLOAD`,
 //! `… read`, which prints all records with their headers, `… delete`.
 
+#![allow(clippy::print_stderr, reason = "its terminal is its log")]
+
 use std::{
     error::Error,
     io::{self, Write as _},

@@ -47,10 +47,6 @@ points! {
     DEAD_LETTER_SENT = "dead_letter_sent",
     /// The dead letter is stored and, where there is a publisher, confirmed.
     DEAD_LETTER_OK = "dead_letter_ok",
-    /// Rows that are due were taken, and are not handed to a lane yet.
-    DUE_TAKEN = "due_taken",
-    /// The ends of rows are noted.
-    DUE_ENDED = "due_ended",
     /// Just before a rollback.
     ROLLBACK = "rollback",
     /// A batch failed and is about to run message by message.
@@ -78,6 +74,15 @@ pub const INBOX_READ: &str = "inbox_read";
 
 /// Processed rows are removed from an inbox.
 pub const INBOX_REMOVED: &str = "inbox_removed";
+
+/// Rows that are due were taken, and are not handed to a lane yet.
+pub const DUE_TAKEN: &str = "due_taken";
+
+/// The ends of rows are noted.
+pub const DUE_ENDED: &str = "due_ended";
+
+/// Those that replays pass, and no message of a source. They are not among [`ALL`].
+pub const OF_REPLAYS: [&str; 2] = [DUE_TAKEN, DUE_ENDED];
 
 /// Those that an inbox passes, and no consumer without one. They are not among [`ALL`].
 pub const OF_AN_INBOX: [&str; 3] = [INBOX_WRITTEN, INBOX_READ, INBOX_REMOVED];

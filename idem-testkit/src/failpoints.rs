@@ -6,7 +6,7 @@
 //!
 //! Entries are separated by `;`. Each is `point=[skip+][times*]action`: the first `skip` passes do nothing, the next
 //! `times` do `action`, all later ones do nothing again. Without `skip` it begins with the first pass, without `times`
-//! it never ends. The points are those of [`idem_core::failpoint::ALL`] and [`idem_core::failpoint::REFUSED`], and the actions:
+//! it never ends. The points are those of [`idem_core::failpoint::ALL`], [`OF_REPLAYS`](idem_core::failpoint::OF_REPLAYS) and [`REFUSED`](idem_core::failpoint::REFUSED), and the actions:
 //!
 //! | action | what happens at the point |
 //! |---|---|
@@ -106,7 +106,12 @@ pub fn parse(text: &str) -> Result<Vec<Armed>, ParseFailpointsError> {
 fn parse_entry(entry: &str) -> Result<Armed, ParseFailpointsError> {
     let form = || ParseFailpointsError::Form { entry: entry.to_owned() };
     let (name, rest) = entry.split_once('=').ok_or_else(form)?;
-    let known = failpoint::ALL.iter().copied().chain([failpoint::REFUSED]).find(|point| *point == name.trim());
+    let known = failpoint::ALL
+        .iter()
+        .copied()
+        .chain(failpoint::OF_REPLAYS)
+        .chain([failpoint::REFUSED])
+        .find(|point| *point == name.trim());
     let point = known.ok_or_else(|| ParseFailpointsError::UnknownPoint { name: name.trim().to_owned() })?;
     let (skip, rest) = rest.split_once('+').map_or(Ok((0, rest)), |(skip, rest)| Ok((number(skip, 0)?, rest)))?;
     let (times, action) =

@@ -169,7 +169,7 @@ pub fn to_json(facts: &[Fact]) -> String {
     serde_json::to_string(facts).unwrap_or_else(|_| "[]".to_owned())
 }
 
-/// The same, read: those of a newer release are left out.
+/// The same, read: those that this build does not know are left out.
 #[must_use]
 pub fn from_json(text: &str) -> Vec<Fact> {
     let all: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
@@ -231,7 +231,7 @@ impl Run {
         self.ended_at.is_none() && is_within(self.seen_at, now, GONE_AFTER)
     }
 
-    /// How it ended, where nobody asked it to.
+    /// How it ended, where it was not asked to.
     fn failure(&self, now: SystemTime) -> Option<String> {
         if self.ended_at.is_some() {
             let failed = self.facts.iter().find(|fact| fact.condition == Condition::Failed)?;

@@ -65,7 +65,7 @@ async fn end<T: StoreUnderTest>(fixture: &Fixture<'_, T>, run: RunId, ids: &[Dea
     fixture.store.bookkeeping().end_due(run, &ends).await.unwrap();
 }
 
-/// The rows of an ordering key are handed out in the order in which they were set aside, whatever the order of the request.
+/// The rows of an ordering key are handed out in the order in which they became dead letters, whatever the order of the request.
 pub async fn rows_of_an_ordering_key_run_in_their_order<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;

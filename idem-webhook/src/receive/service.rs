@@ -111,7 +111,7 @@ impl<S: Store, F: Sender> Inbound<S, F> {
     /// the consumer's name, on an [`InboxSource`](idem_core::inbox::InboxSource) and with the same keys and hash, handles them. The consumer
     /// here runs no handler. Of `settings`, the keys are the consumer's.
     ///
-    /// An operator's pause stops the worker, not the sender. A full inbox and a database that is down are a 503, and the sender comes again.
+    /// An operator's pause stops the worker, not the sender. A full inbox and a database that is down are a 503, and the sender tries it later.
     ///
     /// ```
     /// use std::sync::Arc;

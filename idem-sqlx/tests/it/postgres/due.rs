@@ -83,7 +83,7 @@ async fn rows_behind_one_that_was_deleted_are_taken() {
 }
 
 /// S57: a login of another service's takes what is due, as any worker may, and neither ends, renews nor gives back what another login has. It
-/// writes no state, and makes nobody the head of a key.
+/// writes no state, and makes no row the head of a key.
 #[tokio::test]
 async fn s57_another_login_ends_no_row() {
     let fixture = Fixture::new().await;

@@ -59,7 +59,7 @@ async fn n24_an_event_is_answered_once_its_row_is_committed() {
     fixture.drop().await;
 }
 
-/// N24: a full inbox and a database that takes no rows are a 503 with a time to come again; nothing is kept of the event then.
+/// N24: a full inbox and a database that takes no rows are a 503 with Retry-After; nothing is kept of the event then.
 #[tokio::test]
 async fn n24_a_full_inbox_and_a_database_that_is_down_are_503() {
     let fixture = Fixture::new().await;

@@ -1,5 +1,5 @@
-//! Suites that show whether an implementation of one of idem's traits keeps its contract: a [store](store), also on
-//! [PostgreSQL](postgres), a [source](source), or an [inbox](inbox). Their cases cite
+//! Suites that show whether an implementation of one of idem's traits keeps its contract: a [store], also on
+//! [PostgreSQL](postgres), a [source], or an [inbox]. Their cases cite
 //! [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
 //!
 //! It belongs under `[dev-dependencies]`.

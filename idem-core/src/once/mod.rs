@@ -52,7 +52,7 @@ use crate::{
 /// ```
 /// use idem_core::{
 ///     Effects, ResultBody, RunOnce, Store,
-///     once::{RunOnceError, WorkError},
+///     once::{Request, RunOnceError, WorkError},
 /// };
 ///
 /// fn transfers<S: Store>(store: S) -> Result<RunOnce<S>, idem_core::ConfigError> {
@@ -344,7 +344,7 @@ impl<S: Store> RunOnce<S> {
     /// ```
     /// # use idem_core::{
     /// #     ResultBody, RunOnce, Store,
-    /// #     once::{Begun, RunOnceError},
+    /// #     once::{Begun, Request, RunOnceError},
     /// # };
     /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
     ///     match payments.begin(Request::new(key, payload)).await? {

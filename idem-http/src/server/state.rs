@@ -134,7 +134,7 @@ impl<S: Store> Idempotency<S> {
     }
 
     /// The engine, for operations that do not come as HTTP requests and share the name of the keys; see
-    /// [`RunOnce::once`]. Keys of requests are stored there joined with tenant and route.
+    /// [`RunOnce::begin`]. Keys of requests are stored there joined with tenant and route.
     #[must_use]
     pub fn engine(&self) -> &RunOnce<S> {
         &self.0.engine

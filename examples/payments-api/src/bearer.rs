@@ -18,8 +18,7 @@ pub(crate) fn tenant(parts: &Parts) -> Option<Authenticated> {
 }
 
 fn name(parts: &Parts) -> Option<String> {
-    let hash = Sha256::digest(token(parts)?);
-    Some(hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+    Some(hex::encode(&Sha256::digest(token(parts)?)[..16]))
 }
 
 fn token(parts: &Parts) -> Option<&str> {

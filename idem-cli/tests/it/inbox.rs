@@ -36,8 +36,8 @@ async fn a_waiting_message_goes_with_its_key<S: InboxStore>(
     assert_eq!(asked.status, 2, "{asked:?}");
     assert!(asked.err.contains("removes 2 messages that wait in the inbox"), "{asked:?}");
     assert_eq!(keys().await, ["order-1", "order-1", "order-2"]);
-    let told = idem(&["erase", "order-1", "--reason", "art-17", "--yes"]).ok();
-    assert!(told.contains("2 rows erased"), "{told}");
+    let said = idem(&["erase", "order-1", "--reason", "art-17", "--yes"]).ok();
+    assert!(said.contains("2 rows erased"), "{said}");
     assert_eq!(keys().await, ["order-2"]);
     assert!(idem(&["erase", "order-1", "--reason", "art-17", "--yes"]).ok().contains("0 rows hold this key"));
     idem(&["cleanup"]).ok();
@@ -86,19 +86,19 @@ async fn doctor_looks_at_inboxes<S: InboxStore>(
         let open = inbox.open(&ConsumerName::new("orders").unwrap(), None, 4).await.unwrap();
         assert!(!findings().contains("inbox"), "an empty inbox needs no worker");
         fill(&store).await;
-        let told = findings();
+        let said = findings();
         assert!(
-            told.contains("of the 4 slots of the inbox of orders no worker holds 4") && !told.contains("oldest"),
-            "{told}"
+            said.contains("of the 4 slots of the inbox of orders no worker holds 4") && !said.contains("oldest"),
+            "{said}"
         );
         (open.id, inbox.hold_slots(open.id, "worker", Duration::from_secs(60), true).await.unwrap())
     };
     assert_eq!(held.len(), 4);
     assert!(!findings().contains("inbox"), "all slots are held, and nothing waits for long");
     age().await;
-    let told = findings();
-    assert!(told.contains("the oldest of 3 messages in the inbox of orders waits for"), "{told}");
-    assert!(!told.contains(PAYLOAD), "{told}");
+    let said = findings();
+    assert!(said.contains("the oldest of 3 messages in the inbox of orders waits for"), "{said}");
+    assert!(!said.contains(PAYLOAD), "{said}");
     let held: Vec<_> = held.iter().map(|granted| granted.held).collect();
     store.inbox().release_slots(open, "worker", &held).await.unwrap();
 }

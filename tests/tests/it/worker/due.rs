@@ -39,7 +39,7 @@ fn waiting(fixture: &Fixture) -> usize {
 }
 
 /// T17: a worker takes batches and looks again as soon as there is room, not once with each look at the controls: a thousand rows do not
-/// take a thousand times anything. Rows of one key run in the order in which they were set aside, on several lanes too.
+/// take a thousand times anything. Rows of one key run in the order in which they became dead letters, on several lanes too.
 #[tokio::test(flavor = "multi_thread")]
 async fn t17_a_thousand_rows_run_at_once_and_in_the_order_of_their_keys() {
     let fixture = Fixture::with(QueueOptions::default().order(Order::ByKey));

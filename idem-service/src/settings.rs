@@ -112,6 +112,7 @@ pub(crate) fn refused(error: &ConfigError) -> String {
         "name" => "consumer".to_owned(),
         "payload_bytes_max" => "payload-max".to_owned(),
         "dead_letter_payload_bytes_max" => "dead-letter-payload-max".to_owned(),
+        "result_retention" => "answers-for".to_owned(),
         field => field.trim_start_matches("retry.").trim_start_matches("relay.").replace('_', "-"),
     };
     format!("--{flag} is {}, but {}", error.value, error.rule)

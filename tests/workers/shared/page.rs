@@ -50,6 +50,9 @@ pub(crate) async fn served(worker: &Worker) -> Option<String> {
 
 /// Looks at the page of a worker that is paused, in all ways, and at what it says on each broker alike.
 pub(crate) async fn shows(database: &Database, worker: &Worker, place: &[&str], picture: Option<&str>) -> Seen {
+    // The worker reads the tables every few seconds.
+    let letters = async || served(worker).await.is_some_and(|page| page.contains("2 open dead letters"));
+    until("the dead letters on the page", letters).await;
     let folder = std::env::temp_dir().join(&database.name);
     std::fs::create_dir(&folder).expect("a folder");
     let page = look_at(&folder, &format!("http://{}/", address(worker).expect("its address")), picture).await;

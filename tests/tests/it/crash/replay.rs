@@ -16,7 +16,7 @@ use crate::support::database::Kind;
 /// How many dead letters are replayed.
 const LETTERS: usize = 8;
 /// The same, where they are many units.
-const HUNDREDS: usize = 300;
+const HUNDREDS: usize = 200;
 
 /// Where a replay can be interrupted.
 const POINTS: [&str; 9] = [

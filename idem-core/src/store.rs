@@ -60,19 +60,36 @@ pub struct StoreCapabilities {
     pub outbox: bool,
     /// Whether handlers may set results, which [`UnitOfWork::append`] writes too, and [`UnitOfWork::read_results`] reads.
     pub results: bool,
+    /// How many messages a unit may hold. `Some(1)` for a database where each message is a request.
+    pub messages_max: Option<usize>,
+    /// Whether the writes of a handler through its connection commit together with the record. A store without it is refused with
+    /// [`Effects::InTransaction`](crate::Effects::InTransaction).
+    pub joins_effects: bool,
+    /// Whether a claim is a lease: it outlives the unit that made it, and ends by time. A lease may end while a handler still calls other
+    /// systems, so such a store is refused with [`Effects::Outside`](crate::Effects::Outside).
+    pub leases: bool,
 }
 
 impl StoreCapabilities {
     /// The capabilities of a full SQL server. It writes neither events nor results.
     #[must_use]
     pub const fn server() -> Self {
-        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true, outbox: false, results: false }
+        Self {
+            lanes_max: None,
+            concurrent_handlers: false,
+            waits_per_key: true,
+            outbox: false,
+            results: false,
+            messages_max: None,
+            joins_effects: true,
+            leases: false,
+        }
     }
 
     /// The capabilities of a database inside the process: one writer. It writes neither events nor results.
     #[must_use]
     pub const fn embedded() -> Self {
-        Self { lanes_max: Some(1), concurrent_handlers: false, waits_per_key: false, outbox: false, results: false }
+        Self { lanes_max: Some(1), waits_per_key: false, ..Self::server() }
     }
 
     setters! {
@@ -80,6 +97,12 @@ impl StoreCapabilities {
         outbox: bool,
         /// Sets whether it writes results.
         results: bool,
+        /// Sets how many messages a unit may hold.
+        messages_max: Option<usize>,
+        /// Sets whether the writes of a handler commit together with the record.
+        joins_effects: bool,
+        /// Sets whether a claim is a lease.
+        leases: bool,
     }
 }
 

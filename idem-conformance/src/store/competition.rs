@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     DedupConsumer, Store,
+    hash::{HashRules, JsonMembers, RawPayload},
     store::{ClaimError, Claimed, CommitError, Registered, UnitOfWork},
 };
 
@@ -211,6 +212,27 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
         within("rolling back again", unit.rollback()).await.unwrap();
     })
     .await;
+}
+
+/// Contract of UnitOfWork 2, L29: a key whose operation is not done is held, also where its payload was hashed by a former rule. A record
+/// would be compared by that rule, and the message acknowledged as a duplicate of an effect that may never come.
+pub async fn l29_what_is_not_done_is_held_under_a_former_hash_rule_too<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let rules = HashRules::new(JsonMembers::without(["/sent_at"]).unwrap()).and_formerly(RawPayload);
+    let builder = fixture.builder("orders", write).hash_rules(rules).busy_timeout(Duration::from_millis(500));
+    let consumer = builder.build().unwrap();
+    started(&consumer).await;
+    let (formerly, now) = (r#"{"cents":1,"sent_at":1}"#, r#"{"cents":1,"sent_at":2}"#);
+    let holder = fixture.elsewhere().await;
+    let mut unit = within("beginning", holder.store.begin(holder.open().await, options(registered.run))).await.unwrap();
+    let claims = [claim(&registered, "order-1", formerly)];
+    assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
+    assert_eq!(process(&consumer, [msg("order-1", formerly)]).await, [Kind::Busy]);
+    within("rolling back", unit.rollback()).await.unwrap();
+    assert_eq!(process(&consumer, [msg("order-1", formerly)]).await, [Kind::Processed]);
+    assert_eq!(process(&consumer, [msg("order-1", now)]).await, [Kind::Duplicate]);
+    fixture.assert_effects([("order-1", formerly)]).await;
 }
 
 /// B17: eight batches of the same keys in opposite orders at once: no deadlock, and every effect once.

@@ -217,6 +217,11 @@ impl<'s, T: StoreUnderTest> Fixture<'s, T> {
         self.store.capabilities().waits_per_key
     }
 
+    /// Whether each message is a unit of its own, whatever a consumer asks for.
+    pub(super) fn units_hold_one(&self) -> bool {
+        self.store.capabilities().messages_max == Some(1)
+    }
+
     pub(super) fn probe(&self, plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static) -> Probe<T> {
         Probe { plan: Arc::new(plan), runs: Arc::clone(&self.runs), subject: PhantomData }
     }

@@ -31,7 +31,12 @@ async fn batch_of_100<T: StoreUnderTest>(subject: &T, lost: LostCommit, expected
     fixture.spy.lose_commits(&[lost]);
     let keys: Vec<_> = (0..100).map(|number| format!("order-{number:02}")).collect();
     let kinds = process(&fixture.consumer(write), keys.iter().map(|key| msg(key, "paid"))).await;
-    assert_eq!(kinds, vec![expected; 100]);
+    let mut all = vec![expected; 100];
+    if fixture.units_hold_one() {
+        // The first message alone lost its answer.
+        all[1..].fill(Kind::Processed);
+    }
+    assert_eq!(kinds, all);
     fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 

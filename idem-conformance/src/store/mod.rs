@@ -184,6 +184,7 @@ macro_rules! store_conformance {
                 a_claim_waits_for_twins_only,
                 w138_a_question_leaves_nothing_behind,
                 an_uncommitted_twin_is_never_found,
+                l29_what_is_not_done_is_held_under_a_former_hash_rule_too,
                 batches_in_opposite_orders_never_deadlock,
                 many_consumers_race_for_one_key,
                 two_payloads_race_for_one_key,

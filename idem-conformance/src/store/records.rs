@@ -393,11 +393,12 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
     let committed = ["order-0-0", "order-0-1", "order-2-0", "order-2-1", "order-4-0", "order-4-1"];
     assert_eq!(fixture.recorded().await, committed);
     let mut unit = within("beginning", fixture.store.begin(lane, options(registered.run))).await.unwrap();
-    let claims: Vec<_> = (0..2000).map(|number| claim(&registered, &format!("large-{number:04}"), "p")).collect();
-    let answers = within("claiming two thousand keys", unit.claim(&claims)).await.unwrap();
-    assert!(answers.len() == 2000 && answers.iter().all(|answer| *answer == Claimed::Inserted));
+    let large = if fixture.units_hold_one() { 1 } else { 2000 };
+    let claims: Vec<_> = (0..large).map(|number| claim(&registered, &format!("large-{number:04}"), "p")).collect();
+    let answers = within("claiming many keys", unit.claim(&claims)).await.unwrap();
+    assert!(answers.len() == large && answers.iter().all(|answer| *answer == Claimed::Inserted));
     within("committing", unit.commit()).await.1.unwrap();
-    assert_eq!(fixture.recorded().await.len(), 2006);
+    assert_eq!(fixture.recorded().await.len(), 6 + large);
 }
 
 /// C7: a failed message has left no record, so that its replay runs; a handled one is a duplicate in every replay.

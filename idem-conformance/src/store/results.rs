@@ -562,9 +562,10 @@ pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: 
     }
     assert_eq!(fixture.spy.results_read.get(), 0);
     results(&orders, [msg("a", "a"), msg("b", "b"), msg("c", "c")]).await;
-    assert_eq!(fixture.spy.results_read.get(), 1, "one statement for those of a unit");
+    let read = if fixture.units_hold_one() { 2 } else { 1 };
+    assert_eq!(fixture.spy.results_read.get(), read, "one statement for those of a unit");
     results(&orders, [msg("d", "d")]).await;
-    assert_eq!(fixture.spy.results_read.get(), 1, "what is new has none to be read");
+    assert_eq!(fixture.spy.results_read.get(), read, "what is new has none to be read");
 }
 
 /// A store that keeps no results is refused where results are asked for.

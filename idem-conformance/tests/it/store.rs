@@ -1,9 +1,11 @@
 //! The store suite on [`MemoryStore`], as a server and as an embedded database; and red cases on broken ones.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use idem_conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest, taken_numbers};
-use idem_core::{Bytes, ConsumerName, HandlerError, Tx};
+use idem_core::{
+    Bytes, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Tx, store::StoreCapabilities,
+};
 use idem_testkit::MemoryStore;
 
 /// A [`MemoryStore`] with a table for effects.
@@ -131,6 +133,47 @@ async fn embedded() -> Subject {
     Subject(Arc::new(MemoryStore::embedded()))
 }
 
+/// Each message a unit of its own, whose claim is a lease, as on a database whose transactions are single requests.
+async fn of_one_message() -> Subject {
+    let capabilities = StoreCapabilities::server().outbox(true).results(true).messages_max(Some(1)).leases(true);
+    Subject(Arc::new(MemoryStore::with_capabilities(capabilities)))
+}
+
+/// What a store cannot do is refused where it is asked for.
+#[test]
+fn effects_that_a_store_cannot_join_or_hold_are_refused() {
+    let build = |capabilities: StoreCapabilities, effects| {
+        let store = MemoryStore::with_capabilities(capabilities);
+        let builder = DedupConsumer::builder(store, "orders").handler(Nothing).effects(effects);
+        builder.handler_deadline(Duration::from_secs(1)).build().map(drop).map_err(|error| (error.field, error.value))
+    };
+    let (server, refused) = (StoreCapabilities::server, |value: &str| Err(("effects", value.to_owned())));
+    assert_eq!(build(server(), Effects::InTransaction), Ok(()));
+    assert_eq!(build(server(), Effects::Outside), Ok(()));
+    assert_eq!(build(server().joins_effects(false), Effects::InTransaction), refused("Effects::InTransaction"));
+    assert_eq!(build(server().joins_effects(false), Effects::Outside), Ok(()));
+    assert_eq!(build(server().leases(true), Effects::InTransaction), Ok(()));
+    assert_eq!(build(server().leases(true), Effects::Outside), refused("Effects::Outside"));
+    let build = |messages_max, shared| {
+        let store = MemoryStore::with_capabilities(server().messages_max(messages_max));
+        let builder = DedupConsumer::builder(store, "orders").handler(Nothing).effects(Effects::InTransaction);
+        builder.coalesce_calls(shared).build().map(drop).map_err(|error| error.field)
+    };
+    assert_eq!((build(None, 10), build(Some(10), 10), build(Some(10), 11)), (Ok(()), Ok(()), Err("coalesce_calls")));
+}
+
+struct Nothing;
+
+impl Handler<MemoryStore> for Nothing {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+mod with_units_of_one_message {
+    idem_conformance::store_conformance!(super::of_one_message);
+}
+
 mod as_a_server {
     idem_conformance::store_conformance!(super::server);
 }
@@ -196,6 +239,7 @@ mod broken {
         settles_by_number_alone: SettlesByNumberAlone by relays::o41_an_event_is_settled_by_its_number_and_its_key;
         scans_by_number: ScansByNumber by relays::o5_a_late_commit_of_a_lower_number_is_answered;
         finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found,
+            competition::l29_what_is_not_done_is_held_under_a_former_hash_rule_too,
             repeats::v14_what_is_not_committed_is_not_known;
         folds_keys: FoldsKeys by keys::keys_that_look_alike_are_different;
         forgets_hashes: ForgetsHashes by deliveries::other_payload_is_a_conflict_and_never_handled,

@@ -19,7 +19,8 @@ use crate::{
 /// # Contract
 /// 1. The claim and the handlers' writes commit together or not at all.
 /// 2. [`Claimed::Found`] and [`UnitOfWork::read`] answer from a row that was read, committed or inserted by this very
-///    unit; zero inserted rows prove nothing.
+///    unit; zero inserted rows prove nothing. Neither answers a key whose operation is not done: its message would be acknowledged as a
+///    duplicate of an effect that may never come.
 /// 3. One answer per claim, in the order given. `claims` arrives without repetition, sorted by scope and key, so that
 ///    two units never wait for each other.
 /// 4. The limits that [`UnitOptions`](super::UnitOptions) sets for the claim are no longer in force when `claim` returns.

@@ -57,7 +57,8 @@ pub(crate) async fn process<S: Store>(
             }
         }
     }
-    let share = engine.coalesce_calls() && items.iter().all(|item| !engine.calls_outside(&item.message));
+    let fits = engine.store.capabilities().messages_max.is_none_or(|max| items.len() <= max);
+    let share = fits && engine.coalesce_calls() && items.iter().all(|item| !engine.calls_outside(&item.message));
     let decisions =
         if share && !items.is_empty() { whole(engine, session, &items, answers.as_deref_mut()).await } else { None };
     let decisions = match decisions {

@@ -65,7 +65,7 @@ impl<S: Store> Setup<S> {
     }
 
     /// The engine of these settings, which runs this work.
-    pub(crate) fn build(self, work: Work<S>) -> Result<Engine<S>, ConfigError> {
+    pub(crate) fn build(mut self, work: Work<S>) -> Result<Engine<S>, ConfigError> {
         let name = ConsumerName::new(&self.name).map_err(|_| {
             ConfigError::new(
                 "name",
@@ -89,9 +89,12 @@ impl<S: Store> Setup<S> {
             return Err(shares_no_units());
         }
         let capabilities = self.store.capabilities();
+        self.settings.one_message_per_transaction |= capabilities.messages_max == Some(1);
         if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
+        check_messages_max(&work, self.settings.shared_unit_max, capabilities.messages_max)?;
+        check_effects(effects, calls_outside, capabilities)?;
         check_publishing(&self.publishing, self.settings.result_retention.is_some(), capabilities)?;
         self.settings.check(capabilities.lanes_max)?;
         let hashes = match work.dispatches_by() {
@@ -163,6 +166,37 @@ fn check_publishing(
         }
     }
     Ok(())
+}
+
+/// Refuses effects that the store can neither commit with the record nor keep to one handler at a time.
+fn check_effects(effects: Effects, calls_outside: bool, capabilities: StoreCapabilities) -> Result<(), ConfigError> {
+    if effects == Effects::InTransaction && !capabilities.joins_effects {
+        let rule = "this store commits no writes of a handler together with the record: use Effects::Outside, or a store that does";
+        return Err(ConfigError::new("effects", "Effects::InTransaction", rule));
+    }
+    if calls_outside && capabilities.leases {
+        let rule = "a claim of this store is a lease, which may end while a handler still calls another system: use \
+                    Effects::InTransaction, or a store that holds a key until its transaction has ended";
+        return Err(ConfigError::new("effects", "Effects::Outside", rule));
+    }
+    Ok(())
+}
+
+/// Refuses what needs units of more messages than the store takes.
+fn check_messages_max<S: Store>(work: &Work<S>, shared: Option<usize>, max: Option<usize>) -> Result<(), ConfigError> {
+    let Some(max) = max else { return Ok(()) };
+    if max == 1 && matches!(work, Work::Batch(_)) {
+        let rule = "this store handles one message a unit: use .handler(…)";
+        return Err(ConfigError::new("batch_handler", "set", rule));
+    }
+    match shared {
+        Some(shared) if shared > max => {
+            let rule =
+                "a unit of this store holds fewer messages: use a smaller number, or leave .coalesce_calls(…) out";
+            Err(ConfigError::new("coalesce_calls", shared, rule))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Refuses handlers at once where effects, work or store do not allow it.

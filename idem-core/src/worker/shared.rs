@@ -91,7 +91,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
 
 impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn batch_max(&self) -> usize {
-        if self.consumer.coalesce_calls() { self.settings.batch } else { 1 }
+        let max = self.consumer.store.capabilities().messages_max.unwrap_or(usize::MAX);
+        if self.consumer.coalesce_calls() { self.settings.batch.min(max) } else { 1 }
     }
 
     /// Stops the worker. The first failure is the one that is reported.

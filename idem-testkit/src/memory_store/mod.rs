@@ -23,7 +23,7 @@ use std::{
 use idem_core::{
     Bytes,
     dead_letter::DeadLetterId,
-    store::{Recorded, ScopeId},
+    store::{Recorded, ScopeId, StoreCapabilities},
 };
 use tokio::sync::Notify;
 
@@ -91,6 +91,7 @@ struct Shared {
     /// Told whenever a unit has ended, so that waiting claims look again.
     ended: Notify,
     writers: Writers,
+    capabilities: StoreCapabilities,
     defect: Option<Defect>,
 }
 
@@ -122,6 +123,12 @@ impl MemoryStore {
         Self::of(Writers::PerKey, None)
     }
 
+    /// An empty store like [`new`](Self::new) that says it has these capabilities, to test what an engine refuses on a store without one.
+    #[must_use]
+    pub fn with_capabilities(capabilities: StoreCapabilities) -> Self {
+        Self::claiming(Writers::PerKey, capabilities, None)
+    }
+
     /// An empty store that behaves like a database inside the process: one unit writes at a time, and the claim of
     /// another waits for it as a whole.
     #[must_use]
@@ -136,8 +143,16 @@ impl MemoryStore {
     }
 
     fn of(writers: Writers, defect: Option<Defect>) -> Self {
+        let capabilities = match writers {
+            Writers::PerKey => StoreCapabilities::server(),
+            Writers::One => StoreCapabilities::embedded(),
+        };
+        Self::claiming(writers, capabilities.outbox(true).results(true), defect)
+    }
+
+    fn claiming(writers: Writers, capabilities: StoreCapabilities, defect: Option<Defect>) -> Self {
         let (state, faults) = (Mutex::new(State::default()), Mutex::default());
-        Self { shared: Arc::new(Shared { state, faults, ended: Notify::new(), writers, defect }) }
+        Self { shared: Arc::new(Shared { state, faults, ended: Notify::new(), writers, capabilities, defect }) }
     }
 
     /// The committed rows of a table, in the order in which they were committed.

@@ -27,12 +27,7 @@ impl Store for MemoryStore {
     type Unit = MemoryUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
-        match self.shared.writers {
-            Writers::PerKey => StoreCapabilities::server(),
-            Writers::One => StoreCapabilities::embedded(),
-        }
-        .outbox(true)
-        .results(true)
+        self.shared.capabilities
     }
 
     fn bookkeeping(&self) -> &Self {

@@ -1,5 +1,6 @@
 //! A TCP proxy that a test puts between a client and its server, to break, stop and slow down what passes.
 
+pub mod dynamodb;
 pub mod postgres;
 
 use std::{

@@ -1,0 +1,30 @@
+#![doc = include_str!("lib.md")]
+
+mod bookkeeping;
+mod claim;
+mod cleaner;
+mod client;
+mod clock;
+mod commit;
+mod error;
+mod item;
+mod operators;
+mod options;
+mod reasons;
+mod record;
+mod store;
+mod table;
+mod tx;
+mod unit;
+
+pub use aws_sdk_dynamodb;
+pub use idem_core;
+
+pub use self::{
+    bookkeeping::DynamoBookkeeping,
+    error::DynamoError,
+    options::DynamoOptions,
+    store::DynamoStore,
+    tx::{DynamoTx, Item, Write},
+    unit::DynamoUnit,
+};

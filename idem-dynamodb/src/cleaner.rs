@@ -75,7 +75,12 @@ impl DynamoCleaner {
                 Ok(matches!(changed, Conditional::Done(_)))
             }
             Expiring::DeadLetters => self.remove_letter(&at, item).await,
-            _ => {
+            Expiring::Records
+            | Expiring::Units
+            | Expiring::Attempts
+            | Expiring::Audit
+            | Expiring::Runs
+            | Expiring::Forgotten => {
                 let Some(filter) = Filter::of(kind) else { return Ok(false) };
                 let delete = || {
                     let mut delete = self.requests.client.delete_item().table_name(&self.requests.table);

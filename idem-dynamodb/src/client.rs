@@ -135,11 +135,12 @@ impl Requests {
     pub(crate) async fn update_once(&self, at: &At, change: &Change) -> Result<Conditional<Option<Item>>, DynamoError> {
         match self.update_request(at, change).send().await {
             Ok(answer) => Ok(Conditional::Done(answer.attributes)),
-            Err(SdkError::ServiceError(refused)) => match refused.into_err() {
-                UpdateItemError::ConditionalCheckFailedException(failed) => Ok(Conditional::Failed(failed.item)),
-                other => Err(DynamoError::of_service("UpdateItem", other)),
+            Err(error) => match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                    Ok(Conditional::Failed(failed.item.clone()))
+                }
+                Some(_) | None => Err(DynamoError::of("UpdateItem", error)),
             },
-            Err(error) => Err(DynamoError::of("UpdateItem", error)),
         }
     }
 

@@ -64,17 +64,6 @@ impl DynamoError {
         Self { operation, code, request_id, is_unknown, source: Box::new(error) }
     }
 
-    /// The error of an answer that was taken apart. No answer that DynamoDB itself gave leaves the outcome open, but for its own faults.
-    pub(crate) fn of_service<E>(operation: &'static str, error: E) -> Self
-    where
-        E: ProvideErrorMetadata + Error + Send + Sync + 'static,
-    {
-        let code = error.code().map(str::to_owned);
-        let request_id = error.meta().request_id().map(str::to_owned);
-        let is_unknown = matches!(code.as_deref(), None | Some("InternalServerError" | "ServiceUnavailable"));
-        Self { operation, code, request_id, is_unknown, source: Box::new(error) }
-    }
-
     /// The same error under the code of a part of it.
     pub(crate) fn for_code(self, code: Option<String>) -> Self {
         Self { code: code.or(self.code), ..self }

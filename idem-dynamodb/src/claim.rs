@@ -79,11 +79,8 @@ pub(crate) async fn acquire<T>(
 ) -> Result<Claimed, (ClaimError, Option<Held>)> {
     let mut held = Held::new(claim);
     let at = held.place();
-    let (mut epoch, mut waits, mut tries, mut may_be_held) = (now(), 0, 0, false);
-    for round in 0_u32.. {
-        if round > 0 && Instant::now() >= until {
-            break;
-        }
+    let (mut epoch, mut waits, mut tries, mut lost_races, mut may_be_held) = (now(), 0, 0, 0, false);
+    loop {
         let answer = requests.update_once(&at, &take(requests, &held, run, epoch)).await;
         let old = match answer {
             Ok(Conditional::Done(_)) => return Ok(Claimed::Held(held)),
@@ -104,7 +101,12 @@ pub(crate) async fn acquire<T>(
             match judge(seen.as_ref(), &held, epoch) {
                 Ok(Seen::Mine) => return Ok(Claimed::Held(held)),
                 Ok(Seen::Done(found)) => return Ok(Claimed::Found(found)),
+                // Taken by others between each look and its claim.
+                Ok(Seen::Free { .. }) if lost_races >= TRIES_MAX && Instant::now() >= until => {
+                    return Err((ClaimError::Held, may_be_held.then_some(held)));
+                }
                 Ok(Seen::Free { above }) => {
+                    lost_races += 1;
                     epoch = epoch.max(now()).max(above + 1);
                     held.at = now();
                     break;
@@ -126,7 +128,6 @@ pub(crate) async fn acquire<T>(
             };
         }
     }
-    Err((ClaimError::Held, may_be_held.then_some(held)))
 }
 
 /// What a claim finds.

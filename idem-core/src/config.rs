@@ -108,7 +108,8 @@ pub struct ConsumerSettings {
     /// The most bytes of all names and values of one message's headers. Defaults to 64 KiB; from 1 byte to 1 GiB. A
     /// message with more is dead-lettered as `too-large`.
     pub headers_bytes_max: usize,
-    /// How many units run side by side. Defaults to the cores, at most 4 and at most the store's own limit.
+    /// How many units run side by side. Defaults to the cores, at most 4 and at most the store's own limit; to 64 on a store where each
+    /// message is a unit of its own.
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
     pub handlers: Concurrency,
@@ -141,6 +142,9 @@ pub const PAYLOAD_BYTES_CAP: usize = 256 << 20;
 
 /// The default of [`ConsumerSettings::result_retention`], where the retention is not shorter.
 const ANSWERS_FOR: Duration = Duration::from_secs(24 * 3600);
+
+/// The default of [`ConsumerSettings::lanes`] on a store where each message is a unit of its own: what a batch is elsewhere, lanes are there.
+pub(crate) const LANES_OF_ONE_MESSAGE: usize = 64;
 
 /// The longest time that any setting takes.
 const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

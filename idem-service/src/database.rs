@@ -1,7 +1,7 @@
 //! The databases that a worker runs on: opens the one that the settings name, and prepares its tables where that is asked for.
 
 /// The engine on each broker of this crate, compiled here: the trait's own would be compiled in each application.
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "tokio-postgres"))]
+#[cfg(any(feature = "dynamodb", feature = "postgres", feature = "sqlite", feature = "tokio-postgres"))]
 macro_rules! compiled_here {
     () => {
         #[cfg(feature = "kafka")]
@@ -42,6 +42,8 @@ macro_rules! compiled_here {
     };
 }
 
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
 mod postgres;

@@ -69,6 +69,8 @@ pub use clap;
 #[cfg(feature = "amqp")]
 pub use idem_amqp;
 pub use idem_core::{self, Effects};
+#[cfg(feature = "dynamodb")]
+pub use idem_dynamodb::{self, DynamoStore};
 #[cfg(feature = "http")]
 pub use idem_http;
 #[cfg(feature = "kafka")]
@@ -108,6 +110,8 @@ pub mod prelude {
 
     #[cfg(feature = "amqp")]
     pub use crate::Amqp;
+    #[cfg(feature = "dynamodb")]
+    pub use crate::DynamoStore;
     #[cfg(feature = "http")]
     pub use crate::HttpService;
     #[cfg(feature = "kafka")]

@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = sizes::count(1_u32..=1_000))]
     pub(crate) attempts: u32,
 
-    /// How many units run side by side, each on a connection of its own [default: the cores, at most 4]
+    /// How many units run side by side, each on a connection of its own [default: the cores, at most 4; 64 on DynamoDB]
     #[arg(long, value_name = "COUNT", value_parser = sizes::count(1_usize..=1024))]
     pub(crate) lanes: Option<usize>,
 

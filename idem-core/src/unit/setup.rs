@@ -9,7 +9,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::{
     clock::DatabaseClock,
-    config::{Concurrency, ConsumerSettings, Effects},
+    config::{Concurrency, ConsumerSettings, Effects, LANES_OF_ONE_MESSAGE},
     config_error::ConfigError,
     handler::Work,
     hash::HashRules,
@@ -45,7 +45,11 @@ pub(crate) struct Setup<S: Store> {
 
 impl<S: Store> Setup<S> {
     pub(crate) fn new(store: Arc<S>, name: &str) -> Self {
-        let settings = ConsumerSettings::new(store.capabilities().lanes_max);
+        let capabilities = store.capabilities();
+        let mut settings = ConsumerSettings::new(capabilities.lanes_max);
+        if capabilities.messages_max == Some(1) {
+            settings.lanes = LANES_OF_ONE_MESSAGE.min(capabilities.lanes_max.unwrap_or(usize::MAX));
+        }
         Self {
             store,
             name: name.to_owned(),

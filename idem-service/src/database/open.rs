@@ -132,7 +132,8 @@ pub(crate) fn check_url<D: Database>(url: &DatabaseUrl) -> Result<(), String> {
         return Ok(());
     }
     let scheme = D::SCHEMES.first().copied().unwrap_or_default();
-    Err(format!("--database-url must begin with {scheme}:// (its value is not shown)"))
+    let slashes = if scheme == "dynamodb" { "" } else { "//" };
+    Err(format!("--database-url must begin with {scheme}:{slashes} (its value is not shown)"))
 }
 
 /// The settings of the database.
@@ -299,25 +300,34 @@ fn is_final<S: Store>(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
+#[cfg(all(test, feature = "dynamodb", feature = "postgres", feature = "sqlite"))]
 mod tests {
+    use idem_dynamodb::DynamoStore;
     use idem_sqlx::{PostgresStore, SqliteStore};
 
     use super::*;
 
     #[test]
     fn a_url_of_another_database_is_refused() {
-        for (url, is_postgres, is_sqlite) in [
-            ("postgres://h/d", true, false),
-            ("postgresql://h/d", true, false),
-            ("sqlite://x", false, true),
-            ("sqlite:x", false, true),
-            ("mysql://h/d", false, false),
-            ("h", false, false),
+        for (url, of) in [
+            ("postgres://h/d", Some(0)),
+            ("postgresql://h/d", Some(0)),
+            ("sqlite://x", Some(1)),
+            ("sqlite:x", Some(1)),
+            ("dynamodb:purchases", Some(2)),
+            ("mysql://h/d", None),
+            ("h", None),
         ] {
             let given = DatabaseUrl::from(url.to_owned());
-            let checked = (check_url::<PostgresStore>(&given).is_ok(), check_url::<SqliteStore>(&given).is_ok());
-            assert_eq!(checked, (is_postgres, is_sqlite), "{url}");
+            let checked = [
+                check_url::<PostgresStore>(&given),
+                check_url::<SqliteStore>(&given),
+                check_url::<DynamoStore>(&given),
+            ];
+            assert_eq!(checked.iter().position(Result::is_ok), of, "{url}");
+            assert_eq!(checked.iter().filter(|checked| checked.is_ok()).count(), usize::from(of.is_some()), "{url}");
+            let refused = checked[2].as_ref().err().is_none_or(|text| text.contains("with dynamodb: ("));
+            assert!(refused, "{:?}", checked[2]);
         }
     }
 }

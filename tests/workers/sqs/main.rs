@@ -18,6 +18,7 @@ mod contract;
 #[path = "../shared/database.rs"]
 mod database;
 mod deaths;
+mod dynamodb;
 mod fixture;
 #[path = "../shared/flood.rs"]
 mod flood;
@@ -38,6 +39,8 @@ mod refusals;
 mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
+#[path = "../shared/dynamodb.rs"]
+mod shared_dynamodb;
 #[path = "../shared/inbox.rs"]
 mod shared_inbox;
 #[path = "../shared/page.rs"]

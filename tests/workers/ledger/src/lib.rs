@@ -1,7 +1,7 @@
 //! The application of the rigs, which the black-box tests run: each purchase is a row, and each customer has a total.
 //!
 //! `purchase.rs` is the form of a message; `postgres.rs` and `sqlite.rs` have the tables, and they and
-//! `tokio_postgres.rs` each the same effect twice, message by message and set-based. `announce.rs` publishes each purchase,
+//! `tokio_postgres.rs` each the same effect twice, message by message and set-based; `dynamodb.rs` has it message by message. `announce.rs` publishes each purchase,
 //! where that is asked for. `rig.rs` is the worker, on the store that its flags name.
 
 mod announce;
@@ -9,6 +9,7 @@ mod announce;
 mod author;
 #[cfg(feature = "demo")]
 pub mod demo;
+mod dynamodb;
 mod postgres;
 mod purchase;
 #[cfg(feature = "rig")]

@@ -80,6 +80,8 @@ pub enum Store {
     TokioPostgres,
     /// SQLite.
     Sqlite,
+    /// DynamoDB.
+    Dynamo,
 }
 
 impl Store {
@@ -100,6 +102,7 @@ impl Store {
         let client = setting("store", ["IDEM_STORE"; 2]);
         match client.as_deref() {
             _ if url.starts_with("sqlite:") => Self::Sqlite,
+            _ if url.starts_with("dynamodb:") => Self::Dynamo,
             Some("tokio-postgres") => Self::TokioPostgres,
             Some(_) | None => Self::Postgres,
         }
@@ -132,7 +135,8 @@ where
     F: BrokerFlags<B>,
     H: Handles<idem_sqlx::PostgresStore>
         + Handles<idem_tokio_postgres::PostgresStore>
-        + Handles<idem_sqlx::SqliteStore>,
+        + Handles<idem_sqlx::SqliteStore>
+        + Handles<idem_dynamodb::DynamoStore>,
 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     match Store::of(&arguments) {
@@ -141,6 +145,8 @@ where
             run_on::<B, F, idem_tokio_postgres::PostgresStore, H>(arguments, around, POSTGRES_TABLES)
         }
         Store::Sqlite => run_on::<B, F, idem_sqlx::SqliteStore, H>(arguments, around, SQLITE_TABLES),
+        // --migrate makes the one table, in which the ledger's items are too.
+        Store::Dynamo => run_on::<B, F, idem_dynamodb::DynamoStore, H>(arguments, around, ""),
     }
 }
 
@@ -157,7 +163,7 @@ where
     H: Handles<D::Store>,
 {
     let service = async move |All { own, broker }: All<F>| -> Result<Service<B, D>, BoxError> {
-        if own.store == Some(Client::TokioPostgres) && D::SCHEMES == ["sqlite"] {
+        if own.store == Some(Client::TokioPostgres) && D::CLIENT != "tokio-postgres" {
             return Err("--store tokio-postgres needs a --database-url of PostgreSQL: leave it out".into());
         }
         let ledger = || around(Ledger::announcing(own.announce.as_deref()));
@@ -185,6 +191,7 @@ mod tests {
             ("--lanes 2 --database-url=postgres://h/d --store tokio-postgres", Store::TokioPostgres),
             ("--store=tokio-postgres --database-url sqlite:x", Store::Sqlite),
             ("--database-url mysql://h/d --store sqlx", Store::Postgres),
+            ("--database-url dynamodb:purchases?region=eu-central-1", Store::Dynamo),
         ] {
             let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             assert_eq!(Store::of(&arguments), store, "{line}");

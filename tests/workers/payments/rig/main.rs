@@ -44,7 +44,8 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match Store::of(&arguments) {
-        Store::Postgres => run::<idem_sqlx::PostgresStore>(arguments, postgres::TABLES),
+        // Which refuses the URL: payments have no tables on DynamoDB.
+        Store::Postgres | Store::Dynamo => run::<idem_sqlx::PostgresStore>(arguments, postgres::TABLES),
         Store::TokioPostgres => run::<idem_tokio_postgres::PostgresStore>(arguments, postgres::TABLES),
         Store::Sqlite => run::<idem_sqlx::SqliteStore>(arguments, sqlite::TABLES),
     }

@@ -1,0 +1,109 @@
+//! Workers whose store is DynamoDB.
+
+use std::collections::BTreeMap;
+
+use super::{
+    database::{Ledger, count, until},
+    queue::{Queue, Server},
+    shared_dynamodb::{LET_IN, Table},
+    worker::Worker,
+};
+use crate::purchase::Purchase;
+
+struct Fixture {
+    queue: Queue,
+    table: Table,
+}
+
+impl Fixture {
+    async fn new(label: &str) -> Self {
+        let table = Table::new(label);
+        Self { queue: Queue::create(&Server::ElasticMq, &table.name).await, table }
+    }
+
+    fn start(&self, more: &[&str]) -> Worker {
+        let endpoint = self.queue.server.endpoint();
+        let variables =
+            [&LET_IN[..], &[("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "eu-central-1")]].concat();
+        let own = ["--queue-url", &self.queue.url, "--consumer", &self.table.name, "--database-url", &self.table.url]
+            .into_iter()
+            .chain(["--migrate", "--wait", "1s", "--attempts", "100", "--lanes", "16"])
+            // So that the messages of a worker that died are missing for seconds only.
+            .chain(["--handler-deadline", "10s", "--visibility", "20s"]);
+        let arguments: Vec<String> = own.chain(more.iter().copied()).map(str::to_owned).collect();
+        Worker::start(env!("CARGO_BIN_EXE_sqs-rig"), &arguments, &variables, &self.table.next_log())
+    }
+
+    async fn send(&self, numbers: impl IntoIterator<Item = i64>) {
+        self.queue.send(numbers.into_iter().map(Purchase::number)).await;
+    }
+
+    async fn remove(self) {
+        self.table.remove().await;
+        self.queue.delete().await;
+    }
+}
+
+/// J2, Y14: workers are killed while they run, one stands still for longer than its lease, and every message was sent twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn j2_killed_and_stopped_workers_leave_an_exact_ledger() {
+    let purchases = count(5_000, 600);
+    let fixture = Fixture::new("ddb_killed").await;
+    fixture.send(0..purchases).await;
+    fixture.send(0..purchases).await;
+    let settings = ["--in-flight", "200"];
+    let zombie = fixture.start(&settings);
+    fixture.table.until_purchases(1).await;
+    zombie.signal("STOP").await;
+    for part in 1..=4 {
+        let worker = fixture.start(&settings);
+        fixture.table.until_purchases(purchases * part / 6).await;
+        worker.kill().await;
+    }
+    zombie.signal("CONT").await;
+    let last = fixture.start(&settings);
+    fixture.table.until_purchases(purchases).await;
+    until("an empty queue", async || fixture.queue.counts().await == [0, 0, 0]).await;
+    for ended in [zombie.stop().await, last.stop().await] {
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+    assert_eq!(fixture.table.ledger().await, Ledger::of(0..purchases));
+    assert_eq!(fixture.table.dead_letters().await, BTreeMap::new());
+    fixture.remove().await;
+}
+
+/// A message that is malformed is a dead letter, and a duplicate and a conflict are what they are on every store.
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_are_those_of_every_store() {
+    let fixture = Fixture::new("ddb_decisions").await;
+    let text = |text: &str| (text.to_owned(), "group".to_owned());
+    let first = Purchase::number(7);
+    let other = Purchase { cents: 8, ..first.clone() };
+    fixture.queue.send_texts(vec![text(&first.json()), text("{\"idempotencykey\":\"bad\"}")]).await;
+    let ended = fixture.start(&["--until-idle", "1s"]).ended().await;
+    assert_eq!((ended.count("processed"), ended.count("dead_lettered")), (1, 1));
+    fixture.queue.send_texts(vec![text(&first.json()), text(&other.json())]).await;
+    let ended = fixture.start(&["--until-idle", "1s"]).ended().await;
+    assert_eq!((ended.count("processed"), ended.count("duplicates"), ended.count("conflicts")), (0, 1, 1));
+    assert_eq!(fixture.table.ledger().await, Ledger::of(7..8));
+    let letters = [("conflict".to_owned(), 1), ("malformed".to_owned(), 1)];
+    assert_eq!(fixture.table.dead_letters().await, BTreeMap::from(letters));
+    fixture.remove().await;
+}
+
+/// What a table of DynamoDB cannot do is refused with one line and status 2.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_dynamodb_cannot_do_is_refused() {
+    let fixture = Fixture::new("ddb_refused").await;
+    for (more, line) in [
+        (&["--schema", "other"][..], "--schema is for SQL databases"),
+        (&["--batch-handler"], "handles one message a unit"),
+        (&["--handlers", "pipelined"], "does not share its transaction"),
+        (&["--announce", "http://127.0.0.1:1/000000000000/elsewhere"], "has no outbox"),
+    ] {
+        let ended = fixture.start(more).ended().await;
+        assert_eq!(ended.status.code(), Some(2), "{more:?}: {}", ended.log);
+        assert!(ended.log.contains(line), "{more:?}: {}", ended.log);
+    }
+    fixture.queue.delete().await;
+}

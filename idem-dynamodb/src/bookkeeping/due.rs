@@ -3,7 +3,10 @@
 //! DynamoDB has no lock over several items. Of the rows of one ordering key a run takes the first one first, and none where one of them is
 //! taken; then it looks whether another run has taken one meanwhile, and gives its own back in that case.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use idem_core::{
@@ -12,6 +15,7 @@ use idem_core::{
     store::{RunId, ScopeId},
 };
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 
 use super::{DynamoBookkeeping, letter, register::ROUNDS};
 use crate::{
@@ -25,6 +29,9 @@ const TAKING: &str = "taking rows that are due";
 
 /// How many rows are worked on at a time.
 const AT_ONCE: usize = 16;
+
+/// How long a look takes rows. To read them takes about twice as long, and then enough of their leases is left to renew them.
+const TAKES_FOR: Duration = Duration::from_secs(10);
 
 /// A row that is due.
 #[derive(Debug, Clone)]
@@ -193,7 +200,8 @@ impl DynamoBookkeeping {
     ) -> Result<Vec<Due>, StoreError> {
         let keys = chosen(self.due_of(consumer).await?, now(), room);
         let lease = Lease { until: now().saturating_add(span(DUE_LEASE)), by: i64::from(run.0) };
-        let leases = stream::iter(keys).map(|rows| self.lease_all(rows, lease)).buffered(AT_ONCE);
+        let until = Instant::now() + TAKES_FOR;
+        let leases = stream::iter(keys).map(|rows| self.lease_all(rows, lease, until)).buffered(AT_ONCE);
         let mut keys: Vec<Vec<Row>> = leases.try_collect().await?;
         if keys.iter().flatten().any(|row| row.sequence.is_some()) {
             self.give_way(consumer, &mut keys, lease).await?;
@@ -224,10 +232,13 @@ impl DynamoBookkeeping {
         Ok(due.iter().filter_map(Row::of).collect())
     }
 
-    /// Takes rows in their order, up to the first one that another run was faster with.
-    async fn lease_all(&self, rows: Vec<Row>, lease: Lease) -> Result<Vec<Row>, StoreError> {
+    /// Takes rows in their order, up to the first one that another run was faster with, or for which there is no time.
+    async fn lease_all(&self, rows: Vec<Row>, lease: Lease, until: Instant) -> Result<Vec<Row>, StoreError> {
         let mut taken = Vec::with_capacity(rows.len());
         for row in rows {
+            if Instant::now() >= until {
+                break;
+            }
             let answer = self.requests.update(&row.at, &Row::change(row.lease, Some(lease))).await;
             match answer.map_err(|error| error.into_store(TAKING))? {
                 Conditional::Done(_) => taken.push(row),

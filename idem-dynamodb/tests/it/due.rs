@@ -123,6 +123,20 @@ async fn lost_answers_lose_no_row() {
     table.drop().await;
 }
 
+/// Where each request takes long, a look takes fewer rows, so that their leases are not over before they run.
+#[tokio::test]
+async fn a_slow_table_hands_out_fewer_rows() {
+    let table = Table::new("due").await;
+    let registered = registered(&table).await;
+    let ids = stored(&table, &registered, 16, Some("a")).await;
+    ask(&table, &ids).await;
+    table.proxy.always(Some(DynamoFault::Slow(Duration::from_millis(1_500))));
+    let rows: Vec<_> = taken(&table, registered.run, 100).await.into_iter().map(|(id, _)| id).collect();
+    assert!((1..=7).contains(&rows.len()) && ids.starts_with(&rows), "{rows:?}");
+    table.proxy.always(None);
+    table.drop().await;
+}
+
 /// A row whose letter cannot be read ends as malformed, one whose letter is gone goes with it, and the others run.
 #[tokio::test]
 async fn a_damaged_letter_stops_no_other() {

@@ -44,6 +44,8 @@ async fn next(consumer: &mut Option<Consumer>) -> Option<Option<lapin::Result<De
 pub(crate) struct Session {
     wire: Wire,
     channel: Channel,
+    /// Asks for the length of the queue: an answer on the other channel would come behind all deliveries.
+    counting: Channel,
     /// `None` while the source is paused.
     consumer: Option<Consumer>,
     /// Delivered, and not looked at yet: a smaller prefetch comes first.
@@ -101,8 +103,9 @@ impl Session {
             let of_this = Settings { queue: queue.clone(), ..settings.clone() };
             ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
         }
+        let counting = wire.connection.create_channel().await.map_err(refused("opening a channel"))?;
         let (consumer, pending, pauses) = (None, Vec::new(), shared.pauses());
-        let mut session = Self { wire, channel, consumer, pending, allowed: 0, pauses, is_no_stream: false };
+        let mut session = Self { wire, channel, counting, consumer, pending, allowed: 0, pauses, is_no_stream: false };
         if !shared.is_paused() {
             session.subscribe(settings, shared, shared.first_prefetch()).await?;
         }
@@ -129,6 +132,10 @@ impl Session {
 
     pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
+    }
+
+    pub(crate) fn counting(&self) -> Channel {
+        self.counting.clone()
     }
 
     /// Hands over deliveries until the session ends.
@@ -311,6 +318,11 @@ impl Session {
     }
 }
 
+/// How many messages wait in the queue; `None` where the broker does not answer.
+pub(crate) async fn waiting(channel: &Channel, queue: &ShortString) -> Option<u64> {
+    timeout(ANSWER, ready(channel, queue)).await.ok()?.ok().map(u64::from)
+}
+
 /// Runs until the source is closed.
 pub(crate) async fn run(
     settings: Arc<Settings>,
@@ -330,7 +342,7 @@ pub(crate) async fn run(
             session = reconnect(&settings, &shared) => session,
             () = shared.stopping.cancelled() => return,
         };
-        shared.begin(session.channel());
+        shared.begin(session.channel(), session.counting());
         tracing::info!(queue, "consuming again");
     }
 }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use idem_core::{
     ConfigError, Source, SourceError,
-    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    source::{Attached, Behind, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
@@ -85,7 +85,7 @@ impl Source for AmqpSource {
             self.shared.be_careful();
         }
         let session = Session::open(&self.settings, &self.shared, &self.settings.needed).await?;
-        self.shared.begin(session.channel());
+        self.shared.begin(session.channel(), session.counting());
         let (questions, asked) = mpsc::channel(1);
         let (settings, shared) = (Arc::clone(&self.settings), Arc::clone(&self.shared));
         let task = tokio::spawn(async move {
@@ -130,6 +130,15 @@ impl Source for AmqpSource {
 
     fn unreachable_for(&self) -> Option<Duration> {
         self.shared.unreachable_for()
+    }
+
+    /// The messages that wait in the queue, without those that a consumer has.
+    async fn behind(&self) -> Vec<Behind> {
+        let waiting = match self.shared.counting() {
+            Some(channel) => channel::waiting(&channel, &self.settings.queue).await,
+            None => None,
+        };
+        vec![Behind::new(self.settings.queue.as_str(), waiting)]
     }
 
     fn pause(&self) {

@@ -66,6 +66,7 @@ struct State {
     epochs: u64,
     /// The channel of this epoch, unless it is over.
     channel: Option<Channel>,
+    counting: Option<Channel>,
     /// When the last channel was lost.
     lost_at: Option<Instant>,
     /// Delivered in this epoch, and not settled; and the bytes of their payloads.
@@ -105,11 +106,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel begins.
-    pub(crate) fn begin(&self, channel: Channel) {
+    /// A channel begins, and with it another one of its connection, for counting.
+    pub(crate) fn begin(&self, channel: Channel, counting: Channel) {
         let mut state = self.lock();
         state.epochs += 1;
-        (state.channel, state.lost_at) = (Some(channel), None);
+        (state.channel, state.counting, state.lost_at) = (Some(channel), Some(counting), None);
+    }
+
+    /// The channel for counting; `None` while there is no connection.
+    pub(crate) fn counting(&self) -> Option<Channel> {
+        self.lock().counting.clone()
     }
 
     /// The channel is over: every handle of it is stale, and its deliveries come back.
@@ -118,6 +124,7 @@ impl Shared {
         if state.channel.take().is_none() {
             return;
         }
+        state.counting = None;
         state.lost_at = Some(Instant::now());
         let assignments = vec![state.epoch()];
         state.revocations.push_back(Revocation { assignments, drained: None });

@@ -8,7 +8,6 @@ mod doctor;
 pub(crate) mod erase;
 pub(crate) mod forget;
 pub(crate) mod forgotten;
-pub(crate) mod inbox;
 mod migrate;
 pub(crate) mod new;
 pub(crate) mod outbox;

@@ -10,7 +10,7 @@ mod retention;
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, cleanup::Cleanup, inbox::InboxStore as _, store::Bookkeeping as _};
+use idem_core::{Store as _, StoreError, cleanup::Cleanup, store::Bookkeeping as _};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
@@ -115,10 +115,6 @@ SELECT c.name AS service, c.handler = 'http' AS serves, c.retention / 1000000 AS
 FROM "{schema}_consumers" AS c LEFT JOIN answers AS a ON a.consumer = c.id
 WHERE c.handler = 'http' OR a.sealed_with IS NOT NULL ORDER BY c.name"#;
 
-/// As on PostgreSQL.
-const INBOXES: &str = r#"
-SELECT DISTINCT c.name FROM "{schema}_consumers" AS c JOIN "{schema}_inbox_slots" AS s ON s.consumer = c.id ORDER BY c.name"#;
-
 async fn doctor(store: &Arc<SqliteStore>, target: &Target, asked: &Doctor) -> Result<Report, Failure> {
     let mut file = File::open(target).await?;
     match store.bookkeeping().verify().await {
@@ -132,8 +128,6 @@ async fn doctor(store: &Arc<SqliteStore>, target: &Target, asked: &Doctor) -> Re
                 }
                 None => Vec::new(),
             });
-            let consumers = file.table(INBOXES, &[]).await?;
-            findings.extend(commands::inbox::findings(&store.inbox(), &consumers).await?);
             let facts = file.table(SERVICES, &[]).await?;
             findings.extend(services::findings(&facts, asked));
             let told = services::services(&facts);

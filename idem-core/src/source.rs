@@ -275,6 +275,13 @@ pub trait Source: Send + Sync + 'static {
         None
     }
 
+    /// How many messages the broker has that this consumer has not settled, by part of the queue or topic: for people, as a gauge and on the
+    /// page. It is asked every five seconds, beside the messages, and should answer within as much. A source that cannot know keeps the
+    /// default, which is nothing.
+    fn behind(&self) -> impl Future<Output = Vec<Behind>> + Send {
+        async { Vec::new() }
+    }
+
     /// Nothing is wanted for a while; see the contract, number 7.
     fn pause(&self) {}
 
@@ -286,6 +293,31 @@ pub trait Source: Send + Sync + 'static {
 
     /// Lets go of the broker. Unsettled deliveries return to it. Ends within `deadline`, whatever the broker does.
     fn close(&self, deadline: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// How far a consumer is behind in a part of its queue or topic.
+///
+/// ```
+/// use idem_core::source::Behind;
+///
+/// let behind = Behind::new("orders/0", Some(3));
+/// assert_eq!(behind.messages, Some(3));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Behind {
+    /// The part: a partition such as `orders/0`, or the queue's name.
+    pub part: String,
+    /// Messages in it that are not settled; `None` while that is not known.
+    pub messages: Option<u64>,
+}
+
+impl Behind {
+    /// So many messages of this part.
+    #[must_use]
+    pub fn new(part: impl Into<String>, messages: Option<u64>) -> Self {
+        Self { part: part.into(), messages }
+    }
 }
 
 /// A [`Source`], by value or in an [`Arc`] that its owner keeps a clone of: what [`Worker::builder`](crate::Worker::builder) takes.

@@ -62,6 +62,10 @@ pub enum Condition {
     DeadLetters,
     /// Replays that no worker takes.
     ReplaysWait,
+    /// Slots of the inbox that no worker holds, while messages wait in it.
+    InboxUnheld,
+    /// The oldest message of the inbox waits for long.
+    InboxBehind,
     /// The topic or queue for dead letters confirms nothing.
     Unpublished,
     /// Cleanup fails.
@@ -161,6 +165,16 @@ impl Fact {
             now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(time) + Duration::from_millis(500);
         self.since(UNIX_EPOCH.checked_add(Duration::from_secs(began.as_secs())))
     }
+}
+
+/// The facts of an inbox: slots that no worker holds, and when the oldest message was received, where one waits.
+#[must_use]
+pub fn inbox_facts(free_slots: u64, oldest: Option<SystemTime>) -> Vec<Fact> {
+    if oldest.is_none() {
+        return Vec::new();
+    }
+    let unheld = (free_slots > 0).then(|| Fact::of(Condition::InboxUnheld).count(free_slots).since(oldest));
+    unheld.into_iter().chain([Fact::of(Condition::InboxBehind).since(oldest)]).collect()
 }
 
 /// The facts of a run as the store keeps them.

@@ -5,6 +5,7 @@
 //! before. Spans are `tracing` spans of level DEBUG. Without a recorder or a subscriber that wants them neither costs
 //! anything. A key stands on spans and events only, never on a metric; a payload stands nowhere.
 
+pub(crate) mod behind;
 pub(crate) mod handles;
 pub(crate) mod log_limit;
 #[doc(hidden)]
@@ -37,6 +38,9 @@ pub const ROUTE: &str = "route";
 pub const PLACE: &str = "place";
 /// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::dead_letter::Reason::as_str).
 pub const REASON: &str = "reason";
+
+/// The label of [`BEHIND`]: a partition such as `orders/0`, or the queue's name.
+pub const PART: &str = "part";
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -150,6 +154,8 @@ metrics! {
     BREAKER_OPEN = "idem.breaker_open", Kind::Gauge, Count,
         "whether more than half of the last 50 fresh messages became dead letters";
     LANES_DOWN = "idem.lanes_down", Kind::Gauge, Count, "lanes that cannot reach the database";
+    BEHIND = "idem.behind_messages", Kind::Gauge, Count,
+        "messages that the broker has and the consumer has not settled, by part of the queue or topic; 0 once another worker has the part";
     READY = "idem.ready", Kind::Gauge, Count, "whether the worker has joined and takes part";
     CLEANED = "idem.cleaned", Kind::Counter, Count, "rows that cleanup removed";
     CLEANUP_LAG = "idem.cleanup_lag", Kind::Gauge, Seconds, "for how long the oldest expired record waits for cleanup";

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
     ConfigError, Source, SourceError,
-    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    source::{Attached, Behind, Received, Settle, Settled, SourceCapabilities},
 };
 use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
@@ -160,6 +160,11 @@ impl Source for KafkaSource {
 
     fn unreachable_for(&self) -> Option<Duration> {
         self.shared.unreachable_for()
+    }
+
+    async fn behind(&self) -> Vec<Behind> {
+        let part = |(partition, messages)| Behind::new(format!("{}/{partition}", self.options.topic), messages);
+        self.shared.lag().into_iter().map(part).collect()
     }
 
     fn stop(&self) {

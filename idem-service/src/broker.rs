@@ -6,6 +6,7 @@ use idem_core::{
     BoxError, Source,
     dead_letter::Publisher,
     outbox::{CloudEvents, EventPublisher},
+    source::Behind,
 };
 
 use crate::{database::Database, exit::Exit, program::Program, run, service::Parts};
@@ -72,7 +73,7 @@ pub trait Broker: clap::Args + Send + 'static {
 
     /// This worker's share of the queue or topic now, such as partitions, for `/readyz` and the page; `None` where the broker
     /// does not hand out parts. It must not wait.
-    fn partitions(source: &Self::Source) -> Option<Vec<Lag>> {
+    fn partitions(source: &Self::Source) -> Option<Vec<Behind>> {
         let _ = source;
         None
     }
@@ -101,15 +102,6 @@ impl Own {
     pub(crate) fn of<const N: usize>(parts: [(bool, Self); N]) -> Option<Self> {
         parts.into_iter().find_map(|(is_there, own)| is_there.then_some(own))
     }
-}
-
-/// A part of a topic, and how far this worker is behind in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lag {
-    /// Its name, such as `orders/0`.
-    pub part: String,
-    /// Messages in it that are not settled; `None` while that is not known, or if the broker does not show it.
-    pub behind: Option<u64>,
 }
 
 /// The parts of a URL that may be shown: host, port and path, without login, scheme and options.

@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 
 use idem_core::{
+    inbox::ReceiverView,
     relay::RelayError,
     worker::{Summary, WorkerError},
 };
 use serde::Serialize;
 
-use crate::logs;
+use crate::{logs, status::Status};
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +96,9 @@ pub(crate) fn of_relay(error: &RelayError) -> Exit {
 /// The last line on standard output.
 #[derive(Debug, Serialize)]
 struct Line {
+    /// What the receiver of this process wrote to the inbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received: Option<u64>,
     processed: u64,
     duplicates: u64,
     conflicts: u64,
@@ -114,8 +118,10 @@ struct Relayed {
 }
 
 /// Writes the summary. A reader that went away changes nothing about how the run ended.
-pub(crate) fn print_summary(summary: &Summary) {
+pub(crate) fn print_summary(status: &Status) {
+    let summary = &status.summary();
     print(&Line {
+        received: status.receiver().map(ReceiverView::written),
         processed: summary.processed,
         duplicates: summary.duplicates,
         conflicts: summary.conflicts,
@@ -129,7 +135,8 @@ pub(crate) fn print_summary(summary: &Summary) {
 }
 
 /// The same for a relay alone.
-pub(crate) fn print_relayed(summary: &Summary) {
+pub(crate) fn print_relayed(status: &Status) {
+    let summary = &status.summary();
     print(&Relayed { published: summary.published, seconds: seconds(summary) });
 }
 

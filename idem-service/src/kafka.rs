@@ -3,11 +3,11 @@
 use std::{ffi::OsString, fmt, path::Path, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
-use idem_core::{BoxError, ConfigError};
+use idem_core::{BoxError, ConfigError, source::Behind};
 use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource, LaneBy};
 
 use crate::{
-    broker::{Broker, Built, Events, Lag, Own},
+    broker::{Broker, Built, Events, Own},
     database::Database,
     exit::Exit,
     private,
@@ -104,9 +104,9 @@ impl Broker for Kafka {
         ])
     }
 
-    fn partitions(source: &KafkaSource) -> Option<Vec<Lag>> {
+    fn partitions(source: &KafkaSource) -> Option<Vec<Behind>> {
         let topic = source.topic();
-        let part = |(partition, behind)| Lag { part: format!("{topic}/{partition}"), behind };
+        let part = |(partition, messages)| Behind::new(format!("{topic}/{partition}"), messages);
         Some(source.lag().into_iter().map(part).collect())
     }
 

@@ -95,7 +95,7 @@ pub use self::kafka::Kafka;
 #[cfg(feature = "sqs")]
 pub use self::sqs::Sqs;
 pub use self::{
-    broker::{Broker, Built, Lag, Own},
+    broker::{Broker, Built, Own},
     database::{Database, DatabaseSettings},
     exit::Exit,
     keys::key as key_rule,

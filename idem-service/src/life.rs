@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use idem_core::{BoxError, CancellationToken, internal::chain, worker::Summary};
+use idem_core::{BoxError, CancellationToken, internal::chain};
 
 use crate::{
     command_line::Stop,
@@ -49,13 +49,13 @@ pub(crate) fn ended(format: LogFormat, ended: Result<(), Failure>) -> Exit {
     }
 }
 
-/// Starts the runtime, listens for signals, and passes the summary to `tell` at the end. `what` is the kind of process in
+/// Starts the runtime, listens for signals, and passes its status to `tell` at the end. `what` is the kind of process in
 /// the log, and `consumer` its name in the database, where that is known already.
 pub(crate) fn serve<F>(
     what: &str,
     consumer: Option<&str>,
     serve: impl FnOnce(Arc<Status>) -> F,
-    tell: impl FnOnce(&Summary),
+    tell: impl FnOnce(&Status),
 ) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -69,7 +69,7 @@ where
         let status = Arc::new(Status::new(consumer, stop));
         // In a task, whose panic is an answer.
         let ended = tokio::spawn(serve(Arc::clone(&status))).await;
-        tell(&status.summary());
+        tell(&status);
         ended.unwrap_or_else(|_| {
             let why = format!(
                 "the {what} panicked; the place is on standard error. Outside of the application's own functions and hooks \

@@ -10,6 +10,7 @@ use idem_core::{
     cleanup::CleanupState,
     inbox::InboxBacklog,
     relay::{RelayStanding, Relayed},
+    source::Behind,
     standing::{Level, Row},
     worker::{Incident, IncidentKind, Load, Summary, Wait, WaitCause},
 };
@@ -22,7 +23,7 @@ use self::{
 use crate::{
     rates::Recent,
     served::{RouteServed, Served},
-    status::{Lag, Status},
+    status::Status,
 };
 
 /// The style sheet, a resource of its own so that the page needs no leave for styles in line.
@@ -57,12 +58,15 @@ pub(crate) fn html(status: &Status) -> String {
     page.raw("</header>");
     attention::show(&mut page, status, &rows);
     page.raw("<main>");
+    let queue = status.queue();
     if let Some(load) = status.load() {
         outcomes(&mut page, &status.summary(), &recent);
         in_hand(&mut page, &load, &status.waits());
         partitions(&mut page, status.lag());
+        waiting(&mut page, queue);
     } else if status.receiver().is_some() {
         partitions(&mut page, status.lag());
+        waiting(&mut page, queue);
     }
     if let Some(backlog) = status.inbox() {
         inbox(&mut page, &backlog);
@@ -171,17 +175,17 @@ fn cause(cause: WaitCause) -> &'static str {
 }
 
 /// The parts that this worker has of its topic, and how far it is behind; nothing where the broker hands out none.
-fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
+fn partitions(page: &mut Page, lag: Option<Vec<Behind>>) {
     let Some(mut parts) = lag else { return };
-    let total = parts.iter().try_fold(0, |sum, part| part.behind.map(|behind| sum + behind));
+    let total = parts.iter().try_fold(0, |sum, part| part.messages.map(|behind| sum + behind));
     let behind = |behind: Option<u64>| behind.map_or_else(|| words::UNKNOWN.to_owned(), grouped);
-    parts.sort_by_key(|part| std::cmp::Reverse(part.behind));
+    parts.sort_by_key(|part| std::cmp::Reverse(part.messages));
     let left_out = parts.len().saturating_sub(PARTITIONS_MAX);
     page.section("Partitions", |page| {
         if parts.is_empty() {
             return page.classed("p", "more", "the group has given this worker none");
         }
-        let row = |part: &Lag| ("", vec![part.part.clone(), behind(part.behind)]);
+        let row = |part: &Behind| ("", vec![part.part.clone(), behind(part.messages)]);
         let mut rows: Vec<_> = parts.iter().take(PARTITIONS_MAX).map(row).collect();
         if parts.len() > 1 {
             rows.push(("sum", vec![format!("all {}", parts.len()), behind(total)]));
@@ -190,6 +194,15 @@ fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
         if left_out > 0 {
             page.classed("p", "more", format_args!("and {left_out} more, which are no further behind"));
         }
+    });
+}
+
+/// The messages that wait in the queue, where the broker hands out no parts.
+fn waiting(page: &mut Page, queue: Option<Behind>) {
+    let Some(Behind { part, messages, .. }) = queue else { return };
+    let messages = messages.map_or_else(|| words::UNKNOWN.to_owned(), grouped);
+    page.section("Queue", |page| {
+        page.table(&["", "messages behind"], &[("", vec![part, messages])]);
     });
 }
 

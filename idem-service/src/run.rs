@@ -45,9 +45,9 @@ pub(crate) fn run<B: Broker, D: Database>(program: Program<Parts<B, D::Store>>, 
             let (consumer, checks) = (line.settings.consumer.clone(), line.settings.check);
             let serve = |status| serve::<B, D>(version, line, status);
             // Of a run, which a check is not.
-            life::serve("worker", Some(&consumer), serve, |summary| {
+            life::serve("worker", Some(&consumer), serve, |status| {
                 if !checks {
-                    exit::print_summary(summary)
+                    exit::print_summary(status)
                 }
             })
         },

@@ -14,6 +14,7 @@ use idem_core::{
     consumer::Pause,
     inbox::{InboxBacklog, ReceiverView},
     relay::{RelayView, Relayed},
+    source::Behind,
     standing::{self, Condition, Fact, Row},
     store::{ControlState, RunId},
     telemetry::{BROKER_CONNECTED, CONSUMER, LOG_LINES_LOST, Metric, PAUSED, PAUSED_FOR, READY},
@@ -23,7 +24,6 @@ use idem_sql::SchemaName;
 use serde::Serialize;
 use tokio::{task::JoinHandle, time::Instant};
 
-pub(crate) use crate::broker::Lag;
 use crate::{
     flags::Flags,
     logs,
@@ -39,7 +39,7 @@ const YEARS: Duration = Duration::from_secs(1_000_000_000);
 type Look = Box<dyn Fn() -> Served + Send + Sync>;
 
 /// The source's share now, such as partitions.
-type Partitions = Box<dyn Fn() -> Option<Vec<Lag>> + Send + Sync>;
+type Partitions = Box<dyn Fn() -> Option<Vec<Behind>> + Send + Sync>;
 
 /// The messages that wait in the inbox.
 type Backlog = Box<dyn Fn() -> Option<InboxBacklog> + Send + Sync>;
@@ -163,7 +163,7 @@ impl Status {
     }
 
     /// The worker is built.
-    pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<Lag>> + Send + Sync + 'static) {
+    pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<Behind>> + Send + Sync + 'static) {
         // There is one worker, so this is the first call.
         let _ = self.worker.set((view, Box::new(partitions)));
     }
@@ -178,7 +178,7 @@ impl Status {
     pub(crate) fn receives(
         &self,
         view: ReceiverView,
-        partitions: impl Fn() -> Option<Vec<Lag>> + Send + Sync + 'static,
+        partitions: impl Fn() -> Option<Vec<Behind>> + Send + Sync + 'static,
     ) {
         // As above.
         let _ = self.receiver.set((view, Box::new(partitions)));
@@ -269,10 +269,17 @@ impl Status {
     }
 
     /// The parts that this worker has now, each with how far it is behind; nothing where the broker hands out none.
-    pub(crate) fn lag(&self) -> Option<Vec<Lag>> {
+    pub(crate) fn lag(&self) -> Option<Vec<Behind>> {
         let receiver = self.receiver.get().filter(|(view, _)| view.has_joined()).map(|(_, partitions)| partitions);
         let worker = self.worker.get().filter(|(view, _)| view.has_joined()).map(|(_, partitions)| partitions);
         receiver.or(worker).and_then(|partitions| partitions())
+    }
+
+    /// How far the consumer is behind in its queue, where the broker hands out no parts; nothing before it answered.
+    pub(crate) fn queue(&self) -> Option<Behind> {
+        let worker = || self.worker.get().map(|(view, _)| view.behind());
+        let behind = self.receiver().map(ReceiverView::behind).or_else(worker)?;
+        if self.lag().is_some() { None } else { behind.into_iter().next() }
     }
 
     /// There is a relay, and no worker.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::{
     ConfigError, Source, SourceError,
-    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    source::{Attached, Behind, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{sync::Mutex, task::JoinSet, time::Instant};
 
@@ -22,6 +22,9 @@ const GATHER: Duration = Duration::from_millis(100);
 /// Messages taken in should be settled within this time, and within a quarter of the visibility: other workers could have them.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 
+/// How often the messages of the queue are counted.
+const COUNT_EVERY: Duration = Duration::from_secs(15);
+
 /// The part of the time for closing that giving messages back may take.
 const GIVE_BACK: Duration = Duration::from_secs(3);
 
@@ -35,6 +38,8 @@ pub struct SqsSource {
     shared: Arc<Shared>,
     running: Mutex<Running>,
     settled_at: Mutex<Instant>,
+    /// When the queue's messages were counted, and how many there were.
+    counted: Mutex<Option<(Instant, Option<u64>)>>,
 }
 
 /// The tasks end with the source.
@@ -57,6 +62,7 @@ impl SqsOptions {
             shared: Arc::new(Shared::new(self.visibility)),
             running: Mutex::default(),
             settled_at: Mutex::new(Instant::now()),
+            counted: Mutex::default(),
             options: self.clone(),
         })
     }
@@ -161,6 +167,18 @@ impl Source for SqsSource {
         let counts = self.queue.counts().await;
         let none = counts.is_some_and(|counts| counts.waiting + counts.in_flight + counts.delayed == 0);
         none && self.shared.is_quiet()
+    }
+
+    /// The messages that wait, those in hand of any consumer, and delayed ones, as far as SQS knows. It is asked every 15 s, because
+    /// each request costs.
+    async fn behind(&self) -> Vec<Behind> {
+        let mut counted = self.counted.lock().await;
+        if counted.is_none_or(|(at, _)| at.elapsed() >= COUNT_EVERY) {
+            let counts = self.queue.counts().await;
+            let all = counts.map(|counts| counts.waiting + counts.in_flight + counts.delayed);
+            *counted = Some((Instant::now(), all));
+        }
+        vec![Behind::new(&*self.queue.name, counted.and_then(|(_, all)| all))]
     }
 
     fn stop(&self) {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, inbox::InboxStore as _, store::Bookkeeping as _};
+use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
 use idem_sql::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
     commands::{
         consumers::{self, LAST_HOUR},
-        inbox, outbox, services,
+        outbox, services,
     },
     database::{self, Bind, Database},
     exit::{Exit, Failure},
@@ -82,10 +82,9 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
         Err(error) => return Err(error.into()),
     };
     let facts = database.table(services::FACTS, &[]).await?;
-    let inboxes = inbox::findings(&store.inbox(), &database.table(inbox::CONSUMERS, &[]).await?).await?;
     let standing = consumers::standing(&mut database, target).await?;
     let findings = standing.findings().into_iter().collect::<Table>().and(findings.into_rows());
-    let findings = findings.and(inboxes).and(services::findings(&facts, doctor));
+    let findings = findings.and(services::findings(&facts, doctor));
     let sources = database.table(SOURCES, &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
     let forecast = database.table(&forecast, &[]).await?;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -34,6 +34,9 @@ const ROWS_MAX: usize = 500;
 
 /// The most bytes that one statement writes; one message at least.
 const BYTES_MAX: usize = 4 << 20;
+
+/// How long a source may take to answer how far it is behind.
+const BEHIND_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long a source gets for its end.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
@@ -459,6 +462,10 @@ impl Room {
             return self.is_open;
         }
         self.count_at = now + receiver.settings.count_every;
+        // Nothing is received meanwhile.
+        if let Ok(behind) = timeout(BEHIND_WITHIN, receiver.source.behind()).await {
+            receiver.progress.behind.set(behind);
+        }
         // Writing shows whether the database can be used.
         let Ok(backlog) = receiver.inbox.backlog(open.id, &[], self.rows_max).await else { return self.is_open };
         receiver.progress.counted.set(backlog);

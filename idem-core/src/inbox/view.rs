@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use crate::{
     inbox::rows::InboxBacklog,
     names::ConsumerName,
-    source::{Attached, Source},
-    telemetry::handles::InboxMetrics,
+    source::{Attached, Behind, Source},
+    telemetry::{behind::LastBehind, handles::InboxMetrics},
 };
 
 /// What waits in an inbox, as it was last counted.
@@ -54,6 +54,7 @@ pub(super) struct Progress {
     /// The last write has failed.
     pub(super) cannot_write: AtomicBool,
     pub(super) counted: Counted,
+    pub(super) behind: LastBehind,
 }
 
 impl Progress {
@@ -64,6 +65,7 @@ impl Progress {
             written: AtomicU64::new(0),
             cannot_write: AtomicBool::new(false),
             counted: Counted::of(consumer),
+            behind: LastBehind::of(consumer),
         }
     }
 }
@@ -136,6 +138,13 @@ impl ReceiverView {
     #[must_use]
     pub fn backlog(&self) -> Option<InboxBacklog> {
         self.progress.counted.last()
+    }
+
+    /// How far it is behind in each part of its queue or topic, as the broker last answered, a few seconds ago. Empty before the first
+    /// answer, and where the source cannot know.
+    #[must_use]
+    pub fn behind(&self) -> Vec<Behind> {
+        self.progress.behind.parts()
     }
 
     /// Whether everything that the broker had is written and acknowledged.

@@ -78,6 +78,9 @@ const NOW: Duration = Duration::from_secs(60);
 /// How long a key or a statement may be waited for before it is shown.
 const WAITED: Duration = Duration::from_secs(60);
 
+/// How long a message may wait in the inbox before that is shown.
+const INBOX_LATE: Duration = Duration::from_secs(300);
+
 /// The rows of a consumer, worst first. Facts about the same are one row: their numbers are added, and the earliest beginning counts.
 #[must_use]
 pub fn rows(consumer: &str, facts: impl IntoIterator<Item = Fact>, now: SystemTime) -> Vec<Row> {
@@ -129,6 +132,8 @@ const fn about(condition: Condition) -> Option<(&'static str, &'static str)> {
         C::EventsBlocked => ("events blocked", "guide/alerts.md#idemoutboxbehind"),
         C::DeadLetters => ("dead letters", "errors/README.md#why-a-message-was-set-aside"),
         C::ReplaysWait => ("replays wait", "guide/operations.md"),
+        C::InboxUnheld => ("inbox unheld", "guide/alerts.md#ideminboxunheld"),
+        C::InboxBehind => ("inbox behind", "guide/alerts.md#ideminboxbehind"),
         C::Unpublished => ("unpublished", "guide/alerts.md#idemunpublished"),
         C::CleanupFails => ("cleanup fails", "guide/alerts.md#idemcleanupfails"),
         C::EventsPaused => ("events paused", "guide/events-out.md"),
@@ -141,9 +146,11 @@ fn level(condition: Condition, time: Option<Duration>, latest: Option<Duration>)
     use Condition as C;
     Some(match condition {
         C::KeyHeld | C::DatabaseRefuses | C::Unpublished if time.is_none_or(|time| time < WAITED) => return None,
+        C::InboxUnheld if time.is_none_or(|time| time < WAITED) => return None,
+        C::InboxBehind if time.is_none_or(|time| time < INBOX_LATE) => return None,
         C::DeadLetters if latest.is_some_and(|latest| latest <= NOW) => Level::Error,
         C::Paused | C::EventsPaused | C::DeadLetters => Level::Notice,
-        C::ReplaysWait | C::Unpublished | C::CleanupFails => Level::Warning,
+        C::ReplaysWait | C::InboxUnheld | C::InboxBehind | C::Unpublished | C::CleanupFails => Level::Warning,
         C::TaskDied
         | C::CrashLoop
         | C::Halted
@@ -209,6 +216,14 @@ fn words(fact: &Fact, latest: Option<Duration>) -> (String, String) {
             format!("{} that no worker takes", of("replay", "replays")),
             "start a worker of this consumer, or find out why none takes messages in",
         ),
+        C::InboxUnheld => (
+            format!("messages wait in the inbox, and no worker holds {} of it", of("slot", "slots")),
+            "start a worker of this consumer with --inbox or --inbox process",
+        ),
+        C::InboxBehind => (
+            "the oldest message of the inbox is not handled".to_owned(),
+            "start more workers, up to one a slot, or find out what holds them up",
+        ),
         C::Unpublished => (format!("{} held: the topic or queue for dead letters confirms nothing", messages()), ""),
         C::EventsFailed => (format!("{} for {subject} failed", of("event", "events")), ""),
         C::EventsBlocked => (format!("nothing is sent to {subject}"), &**detail),
@@ -234,7 +249,7 @@ fn fix(consumer: &str, fact: &Fact) -> Option<String> {
         C::EventsPaused => with("outbox resume", &fact.subject),
         C::CrashLoop | C::DatabaseRefuses | C::Unkeepable | C::KeyHeld | C::OpenTransaction => Some("stuck".to_owned()),
         C::DatabaseDown | C::CleanupFails => Some("doctor".to_owned()),
-        C::ReplaysWait => Some("workers".to_owned()),
+        C::ReplaysWait | C::InboxUnheld | C::InboxBehind => Some("workers".to_owned()),
         C::TaskDied | C::BrokerDown | C::Unpublished | C::EventsBlocked | C::Failed => None,
     }
 }

@@ -56,6 +56,7 @@ use crate::{
     standing::{Condition, Fact},
     store::{Bookkeeping as _, Store, describe::one_line, registration::Registered},
     telemetry::{
+        behind::LastBehind,
         handles::WorkerMetrics,
         log_limit::{self, LogLimiter},
     },
@@ -86,6 +87,7 @@ pub struct Worker<S: Store, B: Source> {
     settings: WorkerSettings,
     stats: Arc<Stats>,
     metrics: Arc<WorkerMetrics>,
+    behind: Arc<LastBehind>,
     flight: Arc<InFlight>,
     recent: Arc<Incidents>,
     waits: Arc<Waits>,
@@ -125,6 +127,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
+            behind: Arc::new(LastBehind::of(name)),
             flight: Arc::new(
                 InFlight::new(&settings, consumer.engine.settings.payload_bytes_max)
                     .paced(source.capabilities().settled_within, consumer.engine.settings.lanes),
@@ -149,6 +152,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             lanes: self.consumer.engine.settings.lanes,
             stats: Arc::clone(&self.stats),
             metrics: Arc::clone(&self.metrics),
+            behind: Arc::clone(&self.behind),
             flight: Arc::clone(&self.flight),
             recent: Arc::clone(&self.recent),
             waits: Arc::clone(&self.waits),
@@ -242,7 +246,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         );
         supervise(&background, &shared, "observer", view::run(Arc::clone(&shared), self.view()));
         supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), self.view()));
-        supervise(&background, &shared, "standing", tasks::standing(Arc::clone(&shared)));
+        supervise(&background, &shared, "standing", tasks::standing(Arc::clone(&shared), Arc::clone(&self.behind)));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
         supervise(&background, &shared, "usage", tasks::usage(Arc::clone(&shared)));
         if let Some(idle_for) = self.settings.until_idle {

@@ -13,6 +13,7 @@ use crate::{
     source::Source,
     standing::{Fact, REPORT_EVERY},
     store::{Bookkeeping as _, Control, ControlState, Store, StoreIdentity, usage::Usage},
+    telemetry::behind::LastBehind,
     worker::{committed_keys, error::WorkerError, shared::Shared, view::WorkerView},
 };
 
@@ -79,9 +80,11 @@ impl Reported {
 /// How often the tables are asked for the consumer's state.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Reads what the tables know of the consumer's state: other workers, dead letters, who paused it.
-pub(super) async fn standing<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
+/// Reads what the tables know of the consumer's state: other workers, dead letters, who paused it; and from the broker how far this worker
+/// is behind.
+pub(super) async fn standing<S: Store, B: Source>(shared: Arc<Shared<S, B>>, behind: Arc<LastBehind>) {
     while !shared.shutdown.is_cancelled() {
+        behind.set(shared.source.behind().await);
         match shared.consumer.store.bookkeeping().standing(&shared.consumer.name).await {
             Ok(tables) => shared.gate.set_tables(tables),
             Err(error) => {
@@ -90,6 +93,7 @@ pub(super) async fn standing<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
         }
         sleep(&shared, LOOK_EVERY).await;
     }
+    behind.set(Vec::new());
 }
 
 /// Interns missing rows where another server answers than before, and at the first look, because it is unknown which one has

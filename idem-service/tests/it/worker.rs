@@ -14,9 +14,9 @@ use idem_core::{
     BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
     handler::{BatchAnswer, BatchHandler},
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
-    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+    source::{Attached, Behind, Received, Settle, Settled, SourceCapabilities},
 };
-use idem_service::{Broker, Built, Lag, Own};
+use idem_service::{Broker, Built, Own};
 use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
 use ledger::{Purchase, rig::NoFlags};
 
@@ -110,8 +110,8 @@ impl Broker for Memory {
             .or(is_dead.then_some(Own::DeadLetters("--dead-letter-queue")))
     }
 
-    fn partitions(_: &Panicking) -> Option<Vec<Lag>> {
-        Some(vec![Lag { part: "orders/0".to_owned(), behind: Some(3) }])
+    fn partitions(_: &Panicking) -> Option<Vec<Behind>> {
+        Some(vec![Behind::new("orders/0", Some(3))])
     }
 }
 

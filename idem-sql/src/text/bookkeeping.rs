@@ -284,7 +284,8 @@ FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON 
     /// What the tables know of a consumer, over all its tenants. Parameter: 1 name `text`. Result, always one row: `server_now int8`;
     /// the control that stops it, by `state text`, `by text`, `reason text`, `controlled_at`; its open dead letters, counted up to
     /// 10,001, by `open int8`, `conflicts int8`, `oldest`, `newest`; those among them that nothing has kept, `held int8` and
-    /// `held_since`; and replays that no worker took within ten minutes, `awaited int8` and `awaited_since`.
+    /// `held_since`; replays that no worker took within ten minutes, `awaited int8` and `awaited_since`; and of its inbox the slots that no
+    /// worker holds, `unheld int8`, and when its oldest message was received, `received`, NULL where none waits.
     standing: "\
 WITH scopes AS MATERIALIZED (
     SELECT id FROM {schema}.consumers WHERE name = $1::text
@@ -298,6 +299,10 @@ WITH scopes AS MATERIALIZED (
 ), control AS (
     SELECT o.state, o.by, o.reason, o.at FROM {schema}.controls AS o
     WHERE o.consumer IN (SELECT id FROM scopes) AND o.state <> 'running' ORDER BY o.state, o.at LIMIT 1
+), inbox AS (
+    SELECT f.free_slots, f.oldest FROM {schema}.consumers AS c
+    CROSS JOIN LATERAL {schema}.count_messages(c.id, ARRAY[]::int8[], 1::int8) AS f
+    WHERE c.name = $1::text AND c.tenant = ''
 )
 SELECT (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now,
     coalesce(control.state, 'running') AS state, coalesce(control.by, '') AS by, coalesce(control.reason, '') AS reason,
@@ -305,14 +310,15 @@ SELECT (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server
     known.open, known.conflicts, (extract(epoch FROM known.oldest) * 1000000::numeric)::int8 AS oldest,
     (extract(epoch FROM known.newest) * 1000000::numeric)::int8 AS newest,
     known.held, (extract(epoch FROM known.held_since) * 1000000::numeric)::int8 AS held_since,
-    known.awaited, (extract(epoch FROM known.awaited_since) * 1000000::numeric)::int8 AS awaited_since
+    known.awaited, (extract(epoch FROM known.awaited_since) * 1000000::numeric)::int8 AS awaited_since,
+    coalesce(inbox.free_slots, 0) AS unheld, (extract(epoch FROM inbox.oldest) * 1000000::numeric)::int8 AS received
 FROM (
     SELECT pg_catalog.count(*) AS open, pg_catalog.count(*) FILTER (WHERE reason = 'conflict') AS conflicts,
         pg_catalog.min(first_at) AS oldest, pg_catalog.max(last_at) AS newest,
         pg_catalog.count(*) FILTER (WHERE is_held) AS held, pg_catalog.min(first_at) FILTER (WHERE is_held) AS held_since,
         pg_catalog.count(awaited_since) AS awaited, pg_catalog.min(awaited_since) AS awaited_since
     FROM letters
-) AS known LEFT JOIN control ON true";
+) AS known LEFT JOIN control ON true LEFT JOIN inbox ON true";
 
     /// The last 100 runs of a consumer that have reported their state, the newest first. Parameter: 1 name `text`. Result: `run int4`, `host text`,
     /// `process int4`, `started_at`, `seen_at`, `ended_at` or NULL, and `standing text`, the facts as JSON.

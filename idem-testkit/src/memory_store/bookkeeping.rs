@@ -14,7 +14,7 @@ use idem_core::{
     ConsumerName, IdempotencyKey, Retention, StoreError, Tenant,
     dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
     hash::PayloadHash,
-    standing::{Condition, Fact, Run, Tables},
+    standing::{Condition, Fact, Run, Tables, inbox_facts},
     store::{
         AuditEntry, Binding, Bookkeeping, Control, ControlState, HashRuleId, Interned, Registered, Registration, RunId,
         ScopeId, Usage,
@@ -439,7 +439,11 @@ impl Bookkeeping for MemoryStore {
         };
         let open = books.dead_letters.iter().filter(is_open).count();
         let letters = (open > 0).then(|| Fact::of(Condition::DeadLetters).count(open));
-        let facts = control.into_iter().chain(letters).collect();
+        let inbox = books.scopes.get(&(consumer.clone(), Tenant::default())).map(|inbox| {
+            let backlog = state.inboxes.backlog(*inbox, &[], 1, now);
+            inbox_facts(backlog.free_slots.into(), backlog.oldest.and_then(|age| now.checked_sub(age)))
+        });
+        let facts = control.into_iter().chain(letters).chain(inbox.into_iter().flatten()).collect();
         let runs = books.reports.values().rev().filter(|(scope, _)| scopes.contains(scope));
         Ok(Some(Tables::new(now, facts, runs.map(|(_, run)| run.clone()).collect())))
     }

@@ -134,7 +134,7 @@ impl Inboxes {
         rows
     }
 
-    fn backlog(&self, inbox: ScopeId, except: &[i64], enough: u64, now: SystemTime) -> InboxBacklog {
+    pub(super) fn backlog(&self, inbox: ScopeId, except: &[i64], enough: u64, now: SystemTime) -> InboxBacklog {
         let of_inbox = self.rows.range(((inbox, 0), i64::MIN)..=((inbox, u16::MAX), i64::MAX));
         let left: Vec<SystemTime> =
             of_inbox.filter(|((_, number), _)| !except.contains(number)).map(|(_, (at, _))| *at).collect();

@@ -2,10 +2,10 @@
 
 use super::{
     fixture::{Fixture, until},
-    shared_page::{sent, served, shows, until_paused},
+    shared_page::{sent, served, shows, until_behind, until_paused},
 };
 
-/// J80, J81: a worker that is paused is behind by all that comes meanwhile, and its page says so, partition by partition.
+/// J80, J81, J111: a worker that is paused is behind by all that comes meanwhile, and its page says so, partition by partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn j80_j81_the_page_shows_what_the_worker_has_and_how_far_it_is_behind() {
     let fixture = Fixture::new("orders", 2).await;
@@ -32,6 +32,7 @@ async fn j80_j81_the_page_shows_what_the_worker_has_and_how_far_it_is_behind() {
     for (partition, end) in &ends {
         let behind = if *end > 0 { 25 } else { 0 };
         page.says(&format!("{name}/{partition}\t{behind}"));
+        until_behind(&worker, &format!("{name}/{partition}"), behind).await;
     }
     page.says("all 2\t25");
     worker.kill().await;

@@ -137,6 +137,7 @@ pub(crate) async fn n1_receiving_and_processing_are_two_processes(stage: &impl S
     send(stage, 0..purchases).await;
     let received = stage.start(&["--inbox", "receive", "--until-idle", "2s"]).ended().await;
     assert_eq!((totals(&received), stage.database().purchases().await), ([0; 4], 0), "{}", received.log);
+    assert_eq!(received.count("received"), u64::try_from(purchases).expect("a count"));
     stage.settled().await;
     assert_eq!((rows(stage.database()).await, pending(stage.database()).await), (purchases, purchases));
     let processed = stage.start(&["--inbox", "process", "--until-idle", "1s"]).ended().await;

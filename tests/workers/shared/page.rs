@@ -41,8 +41,25 @@ pub(crate) fn address(worker: &Worker) -> Option<String> {
 
 /// The page as it is served.
 pub(crate) async fn served(worker: &Worker) -> Option<String> {
+    fetched(worker, "/").await
+}
+
+/// J111: waits until the metrics have this many messages behind in this part of the queue or topic.
+pub(crate) async fn until_behind(worker: &Worker, part: &str, messages: u64) {
+    let is_line = |line: &str| {
+        line.starts_with("idem_behind_messages{")
+            && line.contains(&format!("part=\"{part}\""))
+            && line.ends_with(&format!("}} {messages}"))
+    };
+    until("the messages behind among the metrics", async || {
+        fetched(worker, "/metrics").await.is_some_and(|metrics| metrics.lines().any(is_line))
+    })
+    .await;
+}
+
+async fn fetched(worker: &Worker, path: &str) -> Option<String> {
     let mut connection = TcpStream::connect(address(worker)?).await.ok()?;
-    connection.write_all(b"GET / HTTP/1.0\r\n\r\n").await.ok()?;
+    connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.ok()?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.ok()?;
     Some(answer)

@@ -18,9 +18,9 @@ use crate::{
     pause::{IntakeGate, Pause},
     policy::WaitCause,
     relay::state::RelayView,
-    source::Source,
+    source::{Behind, Source},
     store::{ControlState, Store},
-    telemetry::handles::WorkerMetrics,
+    telemetry::{behind::LastBehind, handles::WorkerMetrics},
     unit::open_units::OpenUnits,
     worker::{
         in_flight::InFlight,
@@ -52,6 +52,7 @@ pub struct WorkerView {
     pub(super) lanes: usize,
     pub(super) stats: Arc<Stats>,
     pub(super) metrics: Arc<WorkerMetrics>,
+    pub(super) behind: Arc<LastBehind>,
     pub(super) flight: Arc<InFlight>,
     pub(super) recent: Arc<Incidents>,
     pub(super) waits: Arc<Waits>,
@@ -123,6 +124,13 @@ impl WorkerView {
     #[must_use]
     pub fn broker_unreachable_for(&self) -> Option<Duration> {
         self.gate.broker_unreachable_for()
+    }
+
+    /// How far the consumer is behind in each part of its queue or topic, as the broker last answered, a few seconds ago. Empty before the
+    /// first answer, and where the source cannot know.
+    #[must_use]
+    pub fn behind(&self) -> Vec<Behind> {
+        self.behind.parts()
     }
 
     /// Cleanup's counts in this worker, and how far behind it is; `None` where it is off.

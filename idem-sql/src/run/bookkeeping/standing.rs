@@ -2,7 +2,7 @@
 
 use idem_core::{
     ConsumerName, StoreError,
-    standing::{Condition, Fact, Run, Tables, from_json, to_json},
+    standing::{Condition, Fact, Run, Tables, from_json, inbox_facts, to_json},
     store::{RunId, ScopeId},
 };
 
@@ -67,5 +67,6 @@ fn facts(row: &Row) -> Result<Vec<Fact>, StoreError> {
             facts.push(Fact::of(condition).count(count).since(row.optional_instant(since)?));
         }
     }
+    facts.extend(inbox_facts(count("unheld")?, row.optional_instant("received")?));
     Ok(facts)
 }

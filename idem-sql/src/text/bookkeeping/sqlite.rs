@@ -271,7 +271,11 @@ UPDATE "{schema}_worker_runs" SET consumer = ?1, seen_at = ?5, standing = ?3, en
 const STANDING: &str = r#"
 SELECT ?2 AS server_now, ifnull(control.state, 'running') AS state, ifnull(control."by", '') AS "by",
     ifnull(control.reason, '') AS reason, control.at AS controlled_at,
-    known.open, known.conflicts, known.oldest, known.newest, known.held, known.held_since, known.awaited, known.awaited_since
+    known.open, known.conflicts, known.oldest, known.newest, known.held, known.held_since, known.awaited, known.awaited_since,
+    (SELECT count(*) FROM "{schema}_inbox_slots" AS s JOIN "{schema}_consumers" AS c ON c.id = s.consumer
+        WHERE c.name = ?1 AND c.tenant = '' AND (s.held_until IS NULL OR s.held_until <= ?2)) AS unheld,
+    (SELECT i.received_at FROM "{schema}_inbox" AS i
+        WHERE i.consumer = (SELECT id FROM "{schema}_consumers" WHERE name = ?1 AND tenant = '') ORDER BY i.number LIMIT 1) AS received
 FROM (
     SELECT count(*) AS open, count(*) FILTER (WHERE reason = 'conflict') AS conflicts, min(first_at) AS oldest,
         max(last_at) AS newest, count(*) FILTER (WHERE is_held) AS held, min(first_at) FILTER (WHERE is_held) AS held_since,

@@ -76,10 +76,10 @@ async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     ] {
         assert_eq!(recorded.get(metric), Some(&value), "{metric} in {recorded:#?}");
     }
-    // Those of the outbox are its relays', by destination, those of an inbox its receiver's or source's, and others are a service's over HTTP
-    // or of the process around the worker.
+    // Those of the outbox are its relays', by destination, those of an inbox its receiver's or source's, how far it is behind its source's,
+    // and others are a service's over HTTP or of the process around the worker.
     for metric in telemetry::METRICS.iter().filter(|metric| {
-        !["idem.outbox_", "idem.inbox_", "idem.http_", "idem.log_", telemetry::CLEANUP_LAG_MAX.name]
+        !["idem.outbox_", "idem.inbox_", "idem.http_", "idem.log_", "idem.behind_", telemetry::CLEANUP_LAG_MAX.name]
             .iter()
             .any(|of| metric.name.starts_with(of))
     }) {

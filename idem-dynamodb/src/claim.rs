@@ -18,6 +18,7 @@ use idem_core::{
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
+    bugs::{self, Bug},
     client::{Change, Conditional, Requests, pause, token},
     clock::{Micros, now, span},
     error::DynamoError,
@@ -149,6 +150,12 @@ fn judge(item: Option<&Item>, held: &Held, epoch: Micros) -> Result<Seen, StoreE
         return Ok(Seen::Free { above: epoch });
     }
     let above = item.needed(item.number("ep"), "ep")?;
+    if bugs::planted(Bug::FoundInProgress)
+        && State::of(item)? == State::Claimed
+        && let Some(found) = found(item, &held.claim)?
+    {
+        return Ok(Seen::Done(Box::new(found)));
+    }
     Ok(match State::of(item)? {
         State::Done => match found(item, &held.claim)? {
             Some(found) => Seen::Done(Box::new(found)),
@@ -186,7 +193,10 @@ fn take(requests: &Requests, held: &Held, run: RunId, epoch: Micros) -> Change {
     Change::new(
         "SET st = :p, tok = :tok, ep = :ep, #until = :until, h = :h, hr = :hr, #key = :key, #by = :by, v = :v REMOVE #ttl",
     )
-    .on("attribute_not_exists(pk) OR (ep < :ep AND (st = :a OR (st = :p AND #until <= :now)))")
+    .on(match bugs::planted(Bug::NoCondition) {
+        true => "attribute_not_exists(pk) OR ep < :ep OR st = :a OR st = :p OR #until <= :now",
+        false => "attribute_not_exists(pk) OR (ep < :ep AND (st = :a OR (st = :p AND #until <= :now)))",
+    })
     .name("#until", "until")
     .name("#key", "key")
     .name("#by", "by")

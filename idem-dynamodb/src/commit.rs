@@ -9,6 +9,7 @@ use idem_core::{
 use tokio::time::Instant;
 
 use crate::{
+    bugs::{self, Bug},
     claim::{GivenUp, Held, give_up},
     client::{Change, Requests, pause, token},
     error::DynamoError,
@@ -38,11 +39,17 @@ impl Commit {
             Ok(actions) => actions,
             Err(error) => return self.given_up(requests, error, false).await,
         };
+        if bugs::planted(Bug::MarkBeforeEffect) {
+            return self.in_two_parts(requests, &actions).await;
+        }
         let (begun, limit) = (Instant::now(), requests.limits.commit);
         let (mut token, mut tries) = (token(), 0);
         let mut may_be_applied = false;
         loop {
-            let cancelled = match requests.transact_once(&actions, &token).await {
+            let answer = requests.transact_once(&actions, &token).await;
+            // A test kills the process here, before the answer counts.
+            let _ = idem_core::failpoint!(COMMIT_SENT);
+            let cancelled = match answer {
                 Ok(()) => return Ok(()),
                 Err(cancelled) => cancelled,
             };
@@ -83,6 +90,18 @@ impl Commit {
             tokio::time::sleep(pause(tries).min(limit / 8)).await;
             tries += 1;
         }
+    }
+
+    /// A planted bug: the record is committed before the writes.
+    async fn in_two_parts(&self, requests: &Requests, actions: &[TransactWriteItem]) -> Result<(), CommitError> {
+        let (marks, effects) = actions.split_at(self.held.len());
+        if let Err(cancelled) = requests.transact_once(marks, &token()).await {
+            let error = StoreError::contended(COMMITTING, boxed(cancelled.into_error()));
+            return self.given_up(requests, error, true).await;
+        }
+        let _ = idem_core::failpoint!(COMMIT_SENT);
+        let _ = requests.transact_once(effects, &token()).await;
+        Ok(())
     }
 
     /// The error where the condition of a handler's write failed.
@@ -161,5 +180,9 @@ fn done(held: &Held, kept: Option<&NewResult>) -> Change {
         change = change.value(":res", result(kept));
     }
     change.update = format!("{set} REMOVE #until");
-    change.on("tok = :tok AND st = :p")
+    change.on(match () {
+        () if bugs::planted(Bug::NoCondition) => "attribute_exists(pk) OR tok = :tok OR st = :p",
+        () if bugs::planted(Bug::NoToken) => "tok = :tok OR st = :p OR st = :c",
+        () => "tok = :tok AND st = :p",
+    })
 }

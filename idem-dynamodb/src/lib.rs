@@ -1,6 +1,7 @@
 #![doc = include_str!("lib.md")]
 
 mod bookkeeping;
+mod bugs;
 mod claim;
 mod cleaner;
 mod client;

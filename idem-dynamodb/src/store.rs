@@ -53,6 +53,18 @@ impl DynamoStore {
         DynamoOptions::new(client, table.into())
     }
 
+    /// The client, for reads beside idem's. A write that is sent over it is no part of any unit.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.requests.client
+    }
+
+    /// The name of the table.
+    #[must_use]
+    pub fn table(&self) -> &str {
+        &self.requests.table
+    }
+
     pub(crate) fn new(requests: Requests) -> Self {
         let requests = Arc::new(requests);
         Self { bookkeeping: DynamoBookkeeping::new(Arc::clone(&requests)), requests }

@@ -1,12 +1,12 @@
 //! The operations of a database for payments.
 
-use std::{future::Future, time::Duration};
+use std::future::Future;
 
-use idem_service::idem_core::{Store, Tx};
+use idem_service::{
+    Opened,
+    idem_core::{BoxError, Store, Tx},
+};
 use serde::Serialize;
-
-/// How long a read waits for a connection before it is answered with 503.
-pub(crate) const READ_WITHIN: Duration = Duration::from_secs(3);
 
 /// A client's order, with its tenant and key.
 #[derive(Debug, Clone)]
@@ -23,8 +23,8 @@ pub(crate) struct Recorded {
     pub(crate) id: String,
     /// The day, in UTC.
     pub(crate) day: String,
-    /// The customer's balance after it.
-    pub(crate) balance: i64,
+    /// The customer's balance after it, where the database says it.
+    pub(crate) balance: Option<i64>,
 }
 
 /// A transaction that was read.
@@ -51,7 +51,7 @@ pub(crate) trait Books: Store {
     type Readers: Clone + Send + Sync + 'static;
 
     /// They connect when they are used.
-    fn readers(url: &str) -> Result<Self::Readers, sqlx::Error>;
+    fn readers(opened: &Opened<Self>) -> Result<Self::Readers, BoxError>;
 
     /// Writes a transaction, and changes the balance by it. `None` where that would be more than a balance can be; what was written
     /// is to be taken back then.
@@ -68,5 +68,5 @@ pub(crate) trait Books: Store {
         readers: &Self::Readers,
         tenant: &str,
         id: &str,
-    ) -> impl Future<Output = Result<Option<Transaction>, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Transaction>, BoxError>> + Send;
 }

@@ -1,9 +1,17 @@
 //! Payments on PostgreSQL.
 
-use idem_service::{PostgresStore, idem_core::Tx};
+use std::time::Duration;
+
+use idem_service::{
+    Opened, PostgresStore,
+    idem_core::{BoxError, Tx},
+};
 use sqlx::{PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
 
-use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
+use crate::books::{Books, Order, Recorded, Transaction};
+
+/// How long a read waits for a connection before it is answered with 503.
+pub(crate) const READ_WITHIN: Duration = Duration::from_secs(3);
 
 /// Keys have no unique constraint here, and balances are changed relatively, so that a transaction that counted twice would show
 /// in both.
@@ -48,12 +56,16 @@ const READ: &str = "
     SELECT id::text, customer, cents, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') AS at
     FROM transactions WHERE tenant = $1 AND id::text = $2";
 
+pub(crate) fn readers(url: &str) -> Result<PgPool, BoxError> {
+    Ok(PgPoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)?)
+}
+
 impl Books for PostgresStore {
     type Error = sqlx::Error;
     type Readers = PgPool;
 
-    fn readers(url: &str) -> Result<PgPool, sqlx::Error> {
-        PgPoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
+    fn readers(opened: &Opened<Self>) -> Result<PgPool, BoxError> {
+        readers(opened.database_url())
     }
 
     async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Option<Recorded>, sqlx::Error> {
@@ -62,7 +74,7 @@ impl Books for PostgresStore {
         let (id, day) = record.fetch_one(tx.connection()).await?;
         let add = query_scalar(ADD).bind(tenant).bind(customer).bind(cents);
         let balance: Option<i64> = add.fetch_optional(tx.connection()).await?;
-        Ok(balance.map(|balance| Recorded { id, day, balance }))
+        Ok(balance.map(|balance| Recorded { id, day, balance: Some(balance) }))
     }
 
     async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), sqlx::Error> {
@@ -71,7 +83,7 @@ impl Books for PostgresStore {
         Ok(())
     }
 
-    async fn transaction(readers: &PgPool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
+    async fn transaction(readers: &PgPool, tenant: &str, id: &str) -> Result<Option<Transaction>, BoxError> {
         let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
         Ok(row.map(Transaction::from))
     }

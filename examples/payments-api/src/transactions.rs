@@ -67,7 +67,7 @@ where
 
 /// The routes. Whatever changes something stands under the layer, and what no route takes is refused before it.
 fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, BoxError> {
-    let shared = Arc::new(Shared::<S> { payments, readers: S::readers(opened.database_url())? });
+    let shared = Arc::new(Shared::<S> { payments, readers: S::readers(&opened)? });
     Ok(Router::new()
         .route("/transactions", post(create::<S>).route_layer(opened.idempotency.layer()))
         .route("/transactions/{id}", get(read::<S>))
@@ -115,7 +115,10 @@ async fn create<S: Books>(
     }
     let Recorded { id, balance, .. } = recorded;
     let location = [(header::LOCATION, format!("/transactions/{id}"))];
-    let answer = json!({ "id": id, "customer": order.customer, "cents": cents, "balance": balance });
+    let mut answer = json!({ "id": id, "customer": order.customer, "cents": cents });
+    if let Some(balance) = balance {
+        answer["balance"] = balance.into();
+    }
     Ok((StatusCode::CREATED, location, Json(answer)).into_response())
 }
 

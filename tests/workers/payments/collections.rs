@@ -10,12 +10,12 @@ use super::{
 };
 
 /// A request as a file has it, and the status that it says.
-struct Step {
-    name: String,
-    request: Request,
-    status: u16,
+pub(crate) struct Step {
+    pub(crate) name: String,
+    pub(crate) request: Request,
+    pub(crate) status: u16,
     /// Headers that the answer must have.
-    headers: Vec<(String, String)>,
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 pub(crate) fn read(name: &str) -> String {
@@ -68,7 +68,7 @@ fn http_file(text: &str) -> Vec<Step> {
 }
 
 /// Postman's format 2.1, with its environment.
-fn postman(collection: &str, environment: &str) -> Vec<Step> {
+pub(crate) fn postman(collection: &str, environment: &str) -> Vec<Step> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let environment: Value = serde_json::from_str(environment).expect("JSON");
     let values = environment["values"].as_array().expect("values").iter();

@@ -16,6 +16,7 @@ mod contract;
 #[path = "../shared/database.rs"]
 mod database;
 mod deaths;
+mod dynamodb;
 mod fixture;
 mod openapi;
 mod outages;
@@ -24,6 +25,9 @@ mod outages;
 mod purchase;
 mod readme;
 mod seen;
+#[allow(dead_code, reason = "of the workers' ledger")]
+#[path = "../shared/dynamodb.rs"]
+mod shared_dynamodb;
 mod slow;
 mod stops;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]

@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::{
 use super::database::{Ledger, until};
 
 /// An item, by the names of its attributes.
-type Item = std::collections::HashMap<String, AttributeValue>;
+pub(crate) type Item = std::collections::HashMap<String, AttributeValue>;
 
 const REGION: &str = "eu-central-1";
 
@@ -33,6 +33,8 @@ pub(crate) struct Table {
     pub(crate) name: String,
     /// For `--database-url`.
     pub(crate) url: String,
+    /// Of the server.
+    pub(crate) server: String,
     client: Client,
     folder: PathBuf,
     workers: AtomicU32,
@@ -49,8 +51,13 @@ impl Table {
         let client = Client::from_conf(config.region(Region::new(REGION)).endpoint_url(&server).build());
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
         std::fs::create_dir_all(&folder).expect("a folder for logs");
-        let url = format!("dynamodb:{name}?endpoint={server}&region={REGION}");
-        Self { name, url, client, folder, workers: AtomicU32::new(0) }
+        let url = url(&name, &server);
+        Self { name, url, server, client, folder, workers: AtomicU32::new(0) }
+    }
+
+    /// For `--database-url`, at another address of the server.
+    pub(crate) fn url_at(&self, endpoint: &str) -> String {
+        url(&self.name, endpoint)
     }
 
     /// Where the next worker's log goes.
@@ -59,7 +66,7 @@ impl Table {
     }
 
     /// The items whose partition begins so; none while there is no table.
-    async fn items(&self, prefix: &str) -> Vec<Item> {
+    pub(crate) async fn items(&self, prefix: &str) -> Vec<Item> {
         let (mut items, mut from) = (Vec::new(), None);
         loop {
             let scan = self.client.scan().table_name(&self.name).consistent_read(true);
@@ -118,10 +125,14 @@ impl Table {
     }
 }
 
-fn text<'a>(item: &'a Item, name: &str) -> &'a str {
+fn url(table: &str, endpoint: &str) -> String {
+    format!("dynamodb:{table}?endpoint={endpoint}&region={REGION}")
+}
+
+pub(crate) fn text<'a>(item: &'a Item, name: &str) -> &'a str {
     item.get(name).and_then(|value| value.as_s().ok()).map_or("", String::as_str)
 }
 
-fn number(item: &Item, name: &str) -> i64 {
+pub(crate) fn number(item: &Item, name: &str) -> i64 {
     item.get(name).and_then(|value| value.as_n().ok()).and_then(|number| number.parse().ok()).unwrap_or_default()
 }

@@ -4,6 +4,8 @@
 mod bearer;
 #[path = "../../../../examples/payments-api/src/books.rs"]
 mod books;
+#[path = "../../../../examples/payments-dynamodb/src/dynamodb.rs"]
+mod dynamodb;
 #[path = "../../../../examples/payments-api/src/postgres.rs"]
 mod postgres;
 #[path = "../../../../examples/payments-api/src/problems.rs"]
@@ -44,10 +46,11 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match Store::of(&arguments) {
-        // Which refuses the URL: payments have no tables on DynamoDB.
-        Store::Postgres | Store::Dynamo => run::<idem_sqlx::PostgresStore>(arguments, postgres::TABLES),
+        Store::Postgres => run::<idem_sqlx::PostgresStore>(arguments, postgres::TABLES),
         Store::TokioPostgres => run::<idem_tokio_postgres::PostgresStore>(arguments, postgres::TABLES),
         Store::Sqlite => run::<idem_sqlx::SqliteStore>(arguments, sqlite::TABLES),
+        // --migrate makes the one table.
+        Store::Dynamo => run::<idem_dynamodb::DynamoStore>(arguments, ""),
     }
     .into()
 }
@@ -57,7 +60,7 @@ where
     D::Store: Books,
 {
     let service = async move |own: Own| -> Result<HttpService<D>, BoxError> {
-        if own.store == Some(Client::TokioPostgres) && D::SCHEMES == ["sqlite"] {
+        if own.store == Some(Client::TokioPostgres) && D::CLIENT != "tokio-postgres" {
             return Err("--store tokio-postgres needs a --database-url of PostgreSQL: leave it out".into());
         }
         Ok(transactions::service(own.payments, tables))

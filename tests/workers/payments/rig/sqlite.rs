@@ -1,10 +1,16 @@
 //! Payments on SQLite.
 
-use idem_service::idem_core::Tx;
+use idem_service::{
+    Opened,
+    idem_core::{BoxError, Tx},
+};
 use idem_sqlx::SqliteStore;
 use sqlx::{SqlitePool, query, query_as, query_scalar, sqlite::SqlitePoolOptions};
 
-use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
+use crate::{
+    books::{Books, Order, Recorded, Transaction},
+    postgres::READ_WITHIN,
+};
 
 /// As those of `postgres.rs`.
 pub(crate) const TABLES: &str = "
@@ -53,8 +59,9 @@ impl Books for SqliteStore {
     type Error = sqlx::Error;
     type Readers = SqlitePool;
 
-    fn readers(url: &str) -> Result<SqlitePool, sqlx::Error> {
-        SqlitePoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
+    fn readers(opened: &Opened<Self>) -> Result<SqlitePool, BoxError> {
+        let pool = SqlitePoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN);
+        Ok(pool.connect_lazy(opened.database_url())?)
     }
 
     async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Option<Recorded>, sqlx::Error> {
@@ -63,7 +70,7 @@ impl Books for SqliteStore {
         let (id, day) = record.fetch_one(tx.connection()).await?;
         let add = query_scalar(ADD).bind(tenant).bind(customer).bind(cents);
         let balance: Option<i64> = add.fetch_optional(tx.connection()).await?;
-        Ok(balance.map(|balance| Recorded { id, day, balance }))
+        Ok(balance.map(|balance| Recorded { id, day, balance: Some(balance) }))
     }
 
     async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), sqlx::Error> {
@@ -72,7 +79,7 @@ impl Books for SqliteStore {
         Ok(())
     }
 
-    async fn transaction(readers: &SqlitePool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
+    async fn transaction(readers: &SqlitePool, tenant: &str, id: &str) -> Result<Option<Transaction>, BoxError> {
         let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
         Ok(row.map(Transaction::from))
     }

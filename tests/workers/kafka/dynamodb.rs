@@ -1,11 +1,12 @@
 //! Workers whose store is DynamoDB.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     database::{Ledger, count},
     purchase::Purchase,
     shared_dynamodb::{LET_IN, Table},
+    shared_dynamodb_deaths::{POINTS, Stage, of_this_run, through_deaths},
     topic::{Topic, brokers},
     worker::Worker,
 };
@@ -17,24 +18,23 @@ struct Fixture {
 
 impl Fixture {
     fn start(&self, more: &[&str]) -> Worker {
+        self.start_at(&self.table.url, more, &[])
+    }
+
+    fn start_at(&self, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Worker {
         let (name, Topic { name: topic, brokers, .. }) = (&self.table.name, &self.topic);
         let own = ["--brokers", brokers, "--topic", topic, "--group", name, "--consumer", name]
             .into_iter()
-            .chain([
-                "--database-url",
-                &self.table.url,
-                "--migrate",
-                "--reset",
-                "earliest",
-                "--attempts",
-                "100",
-                "--lanes",
-                "16",
-            ])
+            .chain(["--database-url", url, "--migrate", "--reset", "earliest", "--attempts", "100", "--lanes", "16"])
             // So that a member that dies is missed after seconds.
             .chain(["--kafka", "session.timeout.ms=6000", "--kafka", "heartbeat.interval.ms=1000"]);
         let arguments: Vec<String> = own.chain(more.iter().copied()).map(str::to_owned).collect();
-        Worker::start(env!("CARGO_BIN_EXE_kafka-rig"), &arguments, &LET_IN, &self.table.next_log())
+        Worker::start(
+            env!("CARGO_BIN_EXE_kafka-rig"),
+            &arguments,
+            &[&LET_IN[..], variables].concat(),
+            &self.table.next_log(),
+        )
     }
 }
 
@@ -65,4 +65,56 @@ async fn j2_killed_and_stopped_workers_leave_an_exact_ledger() {
     assert_eq!(fixture.table.ledger().await, Ledger::of(0..purchases));
     assert_eq!(fixture.table.dead_letters().await, BTreeMap::new());
     fixture.table.remove().await;
+}
+
+impl Stage for Fixture {
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn start(&self, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Worker {
+        self.start_at(url, more, variables)
+    }
+
+    async fn send(&self, numbers: Range<i64>) {
+        self.topic.send(numbers.map(Purchase::number)).await;
+    }
+
+    async fn finish(&self, url: &str, variables: &[(&str, &str)]) {
+        let last = self.start_at(url, &["--until-idle", "2s"], variables).ended().await;
+        assert!(last.status.success(), "{}", last.log);
+    }
+}
+
+/// J2, Y1, Y3, Y8, Y14: workers die at each failpoint and one stands still for twice its lease, while requests are lost before and after
+/// they were applied, arrive late, conflict and are throttled.
+#[tokio::test(flavor = "multi_thread")]
+async fn j2_deaths_at_each_point_under_faults_leave_an_exact_ledger() {
+    let table = Table::new("ddb_deaths");
+    let fixture = Fixture { topic: Topic::create(&brokers(), &table.name, 4).await, table };
+    let points = of_this_run(&POINTS, 2);
+    let end = through_deaths(&fixture, count(3_000, 400), &points, "").await;
+    assert_eq!(end.ledger, Ledger::of(0..end.sent), "{end:?}");
+    assert_eq!(end.dead_letters, BTreeMap::new());
+    fixture.table.remove().await;
+}
+
+/// Y16: a store that marks before the effect, has no condition, forgets the token, or finds what is in progress turns that run red.
+#[cfg(idem_bugs)]
+#[tokio::test(flavor = "multi_thread")]
+async fn y16_a_store_with_a_bug_is_seen() {
+    use super::shared_dynamodb_deaths::End;
+
+    let lost = |end: &End| end.ledger.keys < end.sent;
+    let doubled = |end: &End| end.ledger.purchases > end.ledger.keys;
+    let bugs: [(&str, fn(&End) -> bool); 4] =
+        [("MarkBeforeEffect", lost), ("NoCondition", doubled), ("NoToken", doubled), ("FoundInProgress", lost)];
+    for (bug, is_red) in of_this_run(&bugs, 1) {
+        let table = Table::new("ddb_bug");
+        let fixture = Fixture { topic: Topic::create(&brokers(), &table.name, 4).await, table };
+        let end = through_deaths(&fixture, 400, &["guard", "commit_sent"], bug).await;
+        println!("{bug}: {end:?}");
+        assert!(is_red(&end), "{bug} is green: {end:?}");
+        fixture.table.remove().await;
+    }
 }

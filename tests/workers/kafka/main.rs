@@ -41,6 +41,8 @@ mod shared_chain;
 mod shared_chaos;
 #[path = "../shared/dynamodb.rs"]
 mod shared_dynamodb;
+#[path = "../shared/dynamodb_deaths.rs"]
+mod shared_dynamodb_deaths;
 #[path = "../shared/inbox.rs"]
 mod shared_inbox;
 #[path = "../shared/page.rs"]

@@ -1,11 +1,12 @@
 //! Workers whose store is DynamoDB.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     database::{Ledger, count, until},
     queue::{Queue, Server},
     shared_dynamodb::{LET_IN, Table},
+    shared_dynamodb_deaths::{POINTS, Stage, of_this_run, through_deaths},
     worker::Worker,
 };
 use crate::purchase::Purchase;
@@ -22,10 +23,14 @@ impl Fixture {
     }
 
     fn start(&self, more: &[&str]) -> Worker {
+        self.start_at(&self.table.url, more, &[])
+    }
+
+    fn start_at(&self, url: &str, more: &[&str], armed: &[(&str, &str)]) -> Worker {
         let endpoint = self.queue.server.endpoint();
         let variables =
-            [&LET_IN[..], &[("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "eu-central-1")]].concat();
-        let own = ["--queue-url", &self.queue.url, "--consumer", &self.table.name, "--database-url", &self.table.url]
+            [&LET_IN[..], &[("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "eu-central-1")], armed].concat();
+        let own = ["--queue-url", &self.queue.url, "--consumer", &self.table.name, "--database-url", url]
             .into_iter()
             .chain(["--migrate", "--wait", "1s", "--attempts", "100", "--lanes", "16"])
             // So that the messages of a worker that died are missing for seconds only.
@@ -106,4 +111,37 @@ async fn what_dynamodb_cannot_do_is_refused() {
         assert!(ended.log.contains(line), "{more:?}: {}", ended.log);
     }
     fixture.queue.delete().await;
+}
+
+impl Stage for Fixture {
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn start(&self, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Worker {
+        self.start_at(url, &[&["--in-flight", "200"], more].concat(), variables)
+    }
+
+    async fn send(&self, numbers: Range<i64>) {
+        Self::send(self, numbers).await;
+    }
+
+    async fn finish(&self, url: &str, variables: &[(&str, &str)]) {
+        let last = self.start_at(url, &["--in-flight", "200"], variables);
+        until("an empty queue", async || self.queue.counts().await == [0, 0, 0]).await;
+        let ended = last.stop().await;
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+}
+
+/// J2, Y1, Y3, Y8, Y14: workers die at each failpoint and one stands still for twice its lease, while requests are lost before and after
+/// they were applied, arrive late, conflict and are throttled.
+#[tokio::test(flavor = "multi_thread")]
+async fn j2_deaths_at_each_point_under_faults_leave_an_exact_ledger() {
+    let fixture = Fixture::new("ddb_deaths").await;
+    let points = of_this_run(&POINTS, 3);
+    let end = through_deaths(&fixture, count(3_000, 400), &points, "").await;
+    assert_eq!(end.ledger, Ledger::of(0..end.sent), "{end:?}");
+    assert_eq!(end.dead_letters, BTreeMap::new());
+    fixture.remove().await;
 }

@@ -268,3 +268,16 @@ async fn a_message_costs_two_requests_and_a_duplicate_one() {
     assert_eq!(since().iter().sum::<u64>(), 3);
     table.drop().await;
 }
+
+/// A fresh message costs a write unit for its claim, and two for the end of the claim and for each of its writes.
+#[tokio::test]
+async fn a_message_costs_a_unit_and_two_for_each_write() {
+    let table = Table::new("commits").await;
+    let consumer = table.buys();
+    consumer.start().await.unwrap();
+    let _ = table.proxy.units();
+    assert!(matches!(consumer.process_one(message("order-1", "ann")).await.unwrap().decision, Decision::Processed(_)));
+    // Of its two writes.
+    assert_eq!(table.proxy.units().to_bits(), f64::from(1 + 2 * (1 + 2)).to_bits());
+    table.drop().await;
+}

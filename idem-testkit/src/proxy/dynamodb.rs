@@ -58,6 +58,8 @@ struct State {
     conflicts: bool,
     written: HashSet<String>,
     met: u64,
+    /// The capacity units of all answers, once it is asked for.
+    units: Option<f64>,
 }
 
 impl Drop for DynamoProxy {
@@ -115,6 +117,12 @@ impl DynamoProxy {
         self.shared.lock().met
     }
 
+    /// The capacity units that DynamoDB says to have consumed since the last call. Before the first call it is not asked for them.
+    #[must_use]
+    pub fn units(&self) -> f64 {
+        self.shared.lock().units.replace(0.0).unwrap_or_default()
+    }
+
     /// How many requests of `operation` have come.
     #[must_use]
     pub fn requests(&self, operation: &str) -> u64 {
@@ -142,14 +150,39 @@ struct Raw {
     body: Vec<u8>,
 }
 
+impl Raw {
+    /// Has the answer say what the request consumed.
+    fn ask_for_units(&mut self) {
+        let before = self.body.len();
+        let Some(rest) = self.body.strip_prefix(b"{") else { return };
+        self.body = [&br#"{"ReturnConsumedCapacity":"TOTAL","#[..], rest].concat();
+        let head = String::from_utf8_lossy(&self.head);
+        let length = |length: usize| format!("content-length: {length}\r\n");
+        self.head = head.replace(&length(before), &length(self.body.len())).into_bytes();
+    }
+
+    /// What an answer says that its request has consumed, in every table.
+    fn units(&self) -> f64 {
+        let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        let of = |consumed: &Value| consumed["CapacityUnits"].as_f64().unwrap_or_default();
+        match &body["ConsumedCapacity"] {
+            Value::Array(tables) => tables.iter().map(of).sum(),
+            one => of(one),
+        }
+    }
+}
+
 /// One connection, until its client has enough or a fault breaks it.
 async fn converse(client: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     let mut client = BufReader::new(client);
     let mut server = None;
-    while let Some(request) = read(&mut client).await? {
+    while let Some(mut request) = read(&mut client).await? {
         let fault = {
             let mut state = shared.lock();
             *state.requests.entry(request.operation.clone()).or_default() += 1;
+            if state.units.is_some() {
+                request.ask_for_units();
+            }
             let injected = state.injected.get_mut(&request.operation).and_then(VecDeque::pop_front);
             injected.or_else(|| state.standing.clone())
         };
@@ -266,7 +299,12 @@ async fn forward(server: &mut Option<BufReader<TcpStream>>, shared: &Shared, req
     connection.write_all(&request.head).await?;
     connection.write_all(&request.body).await?;
     match read(connection).await? {
-        Some(answer) => Ok([answer.head, answer.body].concat()),
+        Some(answer) => {
+            if let Some(units) = &mut shared.lock().units {
+                *units += answer.units();
+            }
+            Ok([answer.head, answer.body].concat())
+        }
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }

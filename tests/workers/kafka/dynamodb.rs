@@ -73,7 +73,8 @@ impl Stage for Fixture {
     }
 
     fn start(&self, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Worker {
-        self.start_at(url, more, variables)
+        // Longer than one stands still: it is to send its commits then.
+        self.start_at(url, &[&["--handler-deadline", "2m"], more].concat(), variables)
     }
 
     async fn send(&self, numbers: Range<i64>) {

@@ -20,7 +20,7 @@ const SIGABRT: i32 = 6;
 const STOPPED: Duration = Duration::from_secs(10);
 
 /// How long the proxy leaves requests alone between two faults, at most.
-const CALM_MS: u64 = 60;
+const CALM_MS: u64 = 400;
 
 /// A broker with messages, and a table.
 pub(crate) trait Stage {
@@ -76,6 +76,7 @@ pub(crate) async fn through_deaths(stage: &impl Stage, sent: i64, points: &[&str
             let ended = worker.ended().await;
             assert_eq!(ended.status.signal(), Some(SIGABRT), "{armed}: {}", ended.log);
         }
+        stage.finish(&url, planted).await;
         (zombie, stopped)
     };
     let (zombie, stopped) = tokio::select! {
@@ -83,7 +84,6 @@ pub(crate) async fn through_deaths(stage: &impl Stage, sent: i64, points: &[&str
         () = trouble(&proxy, Rng::with_seed(seed ^ 1)) => unreachable!("it goes on until it is dropped"),
     };
     println!("conflicts: {}, commits: {}", proxy.conflicts_met(), proxy.requests("TransactWriteItems"));
-    stage.finish(&url, planted).await;
     tokio::time::sleep_until(stopped + STOPPED).await;
     zombie.signal("CONT").await;
     // What it was in the middle of, it sends now.

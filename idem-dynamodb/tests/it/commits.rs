@@ -186,6 +186,21 @@ async fn y4_of_two_units_with_one_key_one_commits() {
     table.drop().await;
 }
 
+/// Y16: a commit that does not ask whether its claim is still its own turns that case red. A process has its bug from the beginning.
+#[cfg(idem_bugs)]
+#[test]
+fn y16_a_commit_without_its_token_is_seen() {
+    let case = || {
+        let mut case = std::process::Command::new(std::env::current_exe().unwrap());
+        case.args(["--exact", "commits::y4_of_two_units_with_one_key_one_commits"]);
+        case
+    };
+    let ended = case().env("IDEM_BUG", "NoToken").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(!ended.status.success() && said.contains("1 failed"), "{said}");
+    assert!(case().output().unwrap().status.success(), "without the bug it is green");
+}
+
 /// Y3: transactions on one item that overlap cancel each other. The same writes are sent again, and every message counts once.
 #[tokio::test(flavor = "multi_thread")]
 async fn y3_transactions_on_one_item_all_commit() {

@@ -18,7 +18,7 @@ use crate::{
     program::Program,
     relay::parts::AmqpPart,
     service::Parts,
-    settings,
+    settings, variables,
     worker_flags::WorkerFlags,
 };
 
@@ -189,8 +189,11 @@ fn events(options: AmqpOptions) -> Events {
 
 /// The same for a relay alone.
 pub(crate) fn relayed(part: &AmqpPart) -> Result<Events, BoxError> {
-    let of_environment = || std::env::var("AMQP_URL").ok();
-    let url = part.url.clone().or_else(of_environment).ok_or("the url of [amqp] is missing, and so is AMQP_URL")?;
+    let url = match &part.url {
+        Some(url) => url.clone(),
+        None => variables::secret("AMQP_URL")?
+            .ok_or("the url of [amqp] is missing, and so are AMQP_URL and AMQP_URL_FILE")?,
+    };
     // The queue is a consumer's.
     let mut options = AmqpOptions::new(&url, "events").connection_name("idem relay");
     if let Some(file) = &part.authorities {

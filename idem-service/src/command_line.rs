@@ -6,7 +6,7 @@ use clap::{
     Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource,
 };
 
-use crate::{broker::Broker, config, refusal, settings::Settings, values::has_password, variables};
+use crate::{broker::Broker, config, refusal, settings::Settings, values::has_password, variables, variables::Named};
 
 /// A worker's command line, read.
 #[derive(Debug)]
@@ -19,8 +19,8 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) flags: Vec<String>,
     /// Everything that was given, without secrets, for the log.
     pub(crate) given: String,
-    /// The files with secrets that were read, each with its flag.
-    pub(crate) secrets: Vec<(PathBuf, &'static str)>,
+    /// The files with secrets that were read, each with its flag or variable.
+    pub(crate) secrets: Vec<(PathBuf, String)>,
     /// The flags whose password stands in the list of processes.
     pub(crate) exposed: Vec<String>,
     /// Variables that begin like the broker's and that nothing reads.
@@ -62,28 +62,44 @@ pub(crate) fn read<B: Broker, A>(
     variables: impl IntoIterator<Item = String>,
 ) -> Result<CommandLine<B, A>, Stop> {
     let command = command::<B>(name, version, own.flags);
-    let (command, matches, foreign) = matches(command, B::VARIABLES, arguments, variables)?;
+    let Matched { command, matches, foreign, exposed, files } = matches(command, B::VARIABLES, arguments, variables)?;
     let refused = |error| Stop::Refused(refusal::line(&error, &command));
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
     let own = (own.read)(&matches).map_err(refused)?;
-    let secrets = secrets(&command, &matches, settings.flags.key_secret_file.clone());
-    let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
+    let secrets = secrets(&command, &matches, settings.flags.key_secret_file.clone(), files);
+    let given = given(&command, &matches);
     let flags = command.get_arguments().filter_map(|flag| Some(flag.get_long()?.to_owned())).collect();
     Ok(CommandLine { settings, broker, own, flags, given, secrets, exposed, foreign })
 }
 
-/// The values of this command's flags by the command line, the variables and the file, and the unread variables that begin
-/// with `prefix`. The command has its variables and its help then.
+/// The values of a command's flags.
+#[derive(Debug)]
+pub(crate) struct Matched {
+    /// With its variables and its help.
+    pub(crate) command: Command,
+    pub(crate) matches: ArgMatches,
+    /// Variables that begin like the broker's and that nothing reads.
+    pub(crate) foreign: Vec<String>,
+    /// The flags whose password stands in the list of processes.
+    pub(crate) exposed: Vec<String>,
+    /// The files with secrets that variables name, each with its variable.
+    pub(crate) files: Vec<(PathBuf, String)>,
+}
+
+/// The values of this command's flags by the command line, the variables, the files that those name and the file of
+/// settings, and the unread variables that begin with `prefix`.
 pub(crate) fn matches(
     command: Command,
     prefix: &str,
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
-) -> Result<(Command, ArgMatches, Vec<String>), Stop> {
+) -> Result<Matched, Stop> {
     let set: Vec<String> = variables.into_iter().collect();
-    let (command, known) = variables::named(command, &set).map_err(Stop::Refused)?;
+    let Named { command, names: known, files } = variables::named(command, &set).map_err(Stop::Refused)?;
     let command = &mut with_help(command);
+    let exposed = exposed(command, &arguments);
+    let (arguments, files) = variables::with_files(command, files, arguments).map_err(Stop::Refused)?;
     let arguments = config::with_file(command, arguments).map_err(Stop::Refused)?;
     let matches = match command.try_get_matches_from_mut(arguments) {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
@@ -103,7 +119,7 @@ pub(crate) fn matches(
         }
         _ => Stop::Refused(refusal::line(&error, command)),
     })?;
-    Ok((command.clone(), matches, foreign))
+    Ok(Matched { command: command.clone(), matches, foreign, exposed, files })
 }
 
 /// The usual flags are one screen; the others are behind `--help-all`.
@@ -117,14 +133,16 @@ fn with_help(command: Command) -> Command {
         .arg(flag("version", ArgAction::Version).short('V').help("Print the version"))
 }
 
-/// The files with secrets that are read, each with its flag.
+/// The files with secrets that are read, each with its flag or variable.
 pub(crate) fn secrets(
     command: &Command,
     matches: &ArgMatches,
     key_secret: Option<PathBuf>,
-) -> Vec<(PathBuf, &'static str)> {
-    let config = config::with_secrets(command, matches).map(|file| (file, "--config"));
-    config.into_iter().chain(key_secret.map(|file| (file, "--key-secret-file"))).collect()
+    files: Vec<(PathBuf, String)>,
+) -> Vec<(PathBuf, String)> {
+    let config = config::with_secrets(command, matches).map(|file| (file, "--config".to_owned()));
+    let key_secret = key_secret.map(|file| (file, "--key-secret-file".to_owned()));
+    config.into_iter().chain(key_secret).chain(files).collect()
 }
 
 fn command<B: Broker>(name: &'static str, version: &'static str, own: fn(Command) -> Command) -> Command {
@@ -157,7 +175,8 @@ pub(crate) fn given(command: &Command, matches: &ArgMatches) -> String {
 }
 
 /// The flags that have a password on the command line itself.
-pub(crate) fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
+fn exposed(command: &Command, arguments: &[OsString]) -> Vec<String> {
+    let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(arguments) else { return Vec::new() };
     let secret = command.get_arguments().filter(|argument| argument.is_hide_env_values_set());
     let exposed = secret.filter(|argument| {
         let id = argument.get_id().as_str();

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Warns of flags whose password others may read: in the list of processes, or in their file.
-pub(crate) fn warn_of(exposed: &[String], secrets: &[(PathBuf, &'static str)]) {
+/// Warns of flags and variables whose password others may read: in the list of processes, or in their file.
+pub(crate) fn warn_of(exposed: &[String], secrets: &[(PathBuf, String)]) {
     for flag in exposed {
         tracing::warn!(
             "the password in {flag} stands in the list of processes, where every login of this machine can read it; give it \

@@ -1,17 +1,28 @@
 //! Unknown variables with one of our prefixes: a misspelt setting that is ignored is found out in production.
 
-use clap::{Arg, Command, builder::BoolishValueParser};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use clap::{Arg, Command, builder::BoolishValueParser, parser::ValueSource};
+
+use crate::private;
 
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
 
+/// How the variables end that name a file with the value.
+const FILE: &str = "_FILE";
+
 /// Those with that prefix that belong to the command or to the project's own scripts and tests, each of which may stand in the
 /// shell that a worker is started from. By their whole names, so that a misspelt one is still found out.
-const OF_THE_HOUSE: [&str; 21] = [
+const OF_THE_HOUSE: [&str; 22] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",
     "IDEM_BUG",
     "IDEM_CRASH_KILLS",
+    "IDEM_DYNAMODB_URL",
     "IDEM_FAILPOINTS",
     "IDEM_KAFKA_BROKERS",
     "IDEM_KAFKA_SSL_BROKERS",
@@ -34,28 +45,103 @@ const OF_THE_HOUSE: [&str; 21] = [
 /// The flags that print something and end.
 const PRINTS: [&str; 3] = ["help", "help-all", "version"];
 
+/// A command whose flags have their variables.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) command: Command,
+    /// The names of all variables.
+    pub(crate) names: Vec<String>,
+    /// The flags whose value is in a file that a variable names, each with that variable.
+    pub(crate) files: Vec<(String, String)>,
+}
+
 /// Gives each flag its variable, `IDEM_` and its name. A flag that has another one too, such as `DATABASE_URL`, reads the
-/// variable that is among `set`. Returns the names of all with the command.
+/// variable that is among `set`. The value of a secret may also be in the file that the variable with `_FILE` behind its
+/// name names.
 ///
 /// # Errors
-/// One line about a flag with both of its variables set.
-pub(crate) fn named(command: Command, set: &[String]) -> Result<(Command, Vec<String>), String> {
-    let (mut names, mut both) = (Vec::new(), None);
+/// One line about a flag with two of its variables set.
+pub(crate) fn named(command: Command, set: &[String]) -> Result<Named, String> {
+    let (mut names, mut files, mut both) = (Vec::new(), Vec::new(), None);
     let is_set = |name: &str| set.iter().any(|set| set == name);
     let command = command.mut_args(|flag| {
         let Some(long) = flag.get_long().filter(|long| !PRINTS.contains(long)) else { return flag };
         let own = format!("{OURS}{}", long.to_uppercase().replace('-', "_"));
         let other = flag.get_env().and_then(|name| name.to_str()).filter(|name| *name != own).map(str::to_owned);
-        if let Some(other) = other.as_deref().filter(|other| is_set(other) && is_set(&own)) {
-            both.get_or_insert(format!("{own} and {other} are both set, and are one setting: unset one of them"));
+        let direct: Vec<String> = [own.clone()].into_iter().chain(other.clone()).collect();
+        let of_files = direct.iter().filter(|_| flag.is_hide_env_values_set()).map(|name| format!("{name}{FILE}"));
+        let all: Vec<String> = direct.iter().cloned().chain(of_files).collect();
+        if let [one, another, ..] = &all.iter().filter(|name| is_set(name)).collect::<Vec<_>>()[..] {
+            both.get_or_insert(format!("{one} and {another} are both set, and are one setting: unset one of them"));
         }
+        files
+            .extend(all[direct.len()..].iter().filter(|name| is_set(name)).map(|name| (long.to_owned(), name.clone())));
         let reads_other = other.is_some() && !is_set(&own);
-        names.extend(other.into_iter().chain([own.clone()]));
+        names.extend(all);
         // Of a process there is one command.
         let flag = if reads_other { flag } else { flag.env(&*own.leak()) };
         if flag.get_action().takes_values() { flag } else { flag.value_parser(BoolishValueParser::new()) }
     });
-    both.map_or(Ok((command, names)), Err)
+    both.map_or(Ok(Named { command, names, files }), Err)
+}
+
+/// `arguments` and, before them, each flag whose value is in a file that a variable of `files` names, unless the flag is
+/// given. Returns these files, each with its variable.
+///
+/// # Errors
+/// One line that names the variable. Its value is not shown: it may be the secret itself.
+pub(crate) fn with_files(
+    command: &Command,
+    files: Vec<(String, String)>,
+    mut arguments: Vec<OsString>,
+) -> Result<(Vec<OsString>, Vec<(PathBuf, String)>), String> {
+    // An error of the command line itself is reported when it is parsed for good.
+    let Ok(given) = command.clone().ignore_errors(true).try_get_matches_from(&arguments) else {
+        return Ok((arguments, Vec::new()));
+    };
+    let is_given = |long: &str| {
+        let flag = command.get_arguments().find(|flag| flag.get_long() == Some(long));
+        flag.is_some_and(|flag| given.value_source(flag.get_id().as_str()) == Some(ValueSource::CommandLine))
+    };
+    let (mut added, mut read) = (Vec::new(), Vec::new());
+    for (long, variable) in files.into_iter().filter(|(long, _)| !is_given(long)) {
+        let file = PathBuf::from(std::env::var_os(&variable).unwrap_or_default());
+        added.push(format!("--{long}={}", in_file(&variable, &file)?).into());
+        read.push((file, variable));
+    }
+    let program = arguments.len().min(1);
+    arguments.splice(program..program, added);
+    Ok((arguments, read))
+}
+
+/// The text of the file that `variable` names, without the end of its last line.
+///
+/// # Errors
+/// One line that names the variable and shows nothing of its value.
+fn in_file(variable: &str, file: &Path) -> Result<String, String> {
+    let refused = |why: String| format!("the variable {variable} names a file (it is not shown) that {why}");
+    let text = std::fs::read_to_string(file).map_err(|error| refused(format!("cannot be read: {error}")))?;
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => Err(refused("is empty".to_owned())),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// The value of a secret that no flag has, by the variable `name` or in the file that this name with `_FILE` names.
+///
+/// # Errors
+/// One line about both of them set, or about the file.
+pub(crate) fn secret(name: &str) -> Result<Option<String>, String> {
+    let of_file = format!("{name}{FILE}");
+    match (std::env::var(name).ok(), std::env::var_os(&of_file)) {
+        (Some(_), Some(_)) => Err(format!("{name} and {of_file} are both set, and are one setting: unset one of them")),
+        (None, Some(file)) => {
+            let value = in_file(&of_file, Path::new(&file))?;
+            private::warn_if_others_may(Path::new(&file), &of_file);
+            Ok(Some(value))
+        }
+        (value, None) => Ok(value),
+    }
 }
 
 /// Those of `set` that begin like the broker's and are read by no flag, for a warning: another program's, such as
@@ -145,7 +231,7 @@ mod tests {
             .arg(flag("consumer"))
             .arg(flag("retention"))
             .arg(flag("topic").env("KAFKA_TOPIC"))
-            .arg(flag("database-url").env("DATABASE_URL"))
+            .arg(flag("database-url").env("DATABASE_URL").hide_env_values(true))
             .arg(flag("brokers").env("KAFKA_BROKERS"))
             .arg(flag("group").env("KAFKA_GROUP"))
             .arg(flag("schema"))
@@ -155,8 +241,8 @@ mod tests {
 
     fn foreign_of(name: &str) -> Result<Vec<String>, String> {
         let set = [name.to_owned(), "PATH".to_owned()];
-        let (command, known) = named(command(), &set)?;
-        foreign(&command, &known, "KAFKA_", &set)
+        let Named { command, names, .. } = named(command(), &set)?;
+        foreign(&command, &names, "KAFKA_", &set)
     }
 
     fn refused(name: &str) -> Option<String> {
@@ -211,7 +297,7 @@ mod tests {
     fn each_flag_has_its_variable_and_of_two_one_may_be_set() {
         let read = |set: &[&str]| {
             let set: Vec<String> = set.iter().map(|name| (*name).to_owned()).collect();
-            let (command, _) = named(command(), &set)?;
+            let Named { command, .. } = named(command(), &set)?;
             let flag = command.get_arguments().find(|flag| flag.get_long() == Some("database-url"));
             Ok::<_, String>(flag.and_then(|flag| flag.get_env()?.to_str()).unwrap_or_default().to_owned())
         };
@@ -220,9 +306,28 @@ mod tests {
         assert_eq!(read(&["IDEM_DATABASE_URL"]).as_deref(), Ok("IDEM_DATABASE_URL"));
         let both = "IDEM_DATABASE_URL and DATABASE_URL are both set, and are one setting: unset one of them";
         assert_eq!(read(&["DATABASE_URL", "IDEM_DATABASE_URL"]), Err(both.to_owned()));
-        let (command, names) = named(command(), &[]).unwrap();
+        let Named { command, names, .. } = named(command(), &[]).unwrap();
         let has_variable = |flag: &Arg| flag.get_env().is_some() || flag.get_long() == Some("version");
         assert!(command.get_arguments().all(has_variable) && names.contains(&"IDEM_LANES".to_owned()), "{names:?}");
+    }
+
+    #[test]
+    fn a_secret_may_be_in_a_file_and_has_one_source() {
+        let files = |set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|name| (*name).to_owned()).collect();
+            named(command(), &set).map(|named| named.files)
+        };
+        let of = |variable: &str| Ok(vec![("database-url".to_owned(), variable.to_owned())]);
+        assert_eq!(files(&["DATABASE_URL"]), Ok(Vec::new()));
+        assert_eq!(files(&["DATABASE_URL_FILE"]), of("DATABASE_URL_FILE"));
+        assert_eq!(files(&["IDEM_DATABASE_URL_FILE"]), of("IDEM_DATABASE_URL_FILE"));
+        for both in [["DATABASE_URL", "DATABASE_URL_FILE"], ["IDEM_DATABASE_URL", "DATABASE_URL_FILE"]] {
+            let refused = files(&both).unwrap_err();
+            assert!(both.iter().all(|name| refused.contains(name)), "{refused}");
+        }
+        // Only secrets have one, and a misspelt one is found out.
+        assert!(refused("IDEM_LANES_FILE").is_some());
+        assert!(refused("IDEM_DATABASE_URL_FIL").is_some_and(|line| line.contains("IDEM_DATABASE_URL_FILE")));
     }
 
     /// Images and charts set them for other programs, and no flag reads them.

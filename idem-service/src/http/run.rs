@@ -16,7 +16,7 @@ use crate::{
     admin,
     beside::Beside,
     broker::Events,
-    command_line::{self, Own, Stop},
+    command_line::{self, Matched, Own, Stop},
     config,
     connections::Connections,
     database::open::{Database, check_url, reach},
@@ -42,7 +42,7 @@ struct Line<A> {
     own: A,
     given: String,
     exposed: Vec<String>,
-    secrets: Vec<(PathBuf, &'static str)>,
+    secrets: Vec<(PathBuf, String)>,
 }
 
 /// Runs a service to its end.
@@ -71,14 +71,14 @@ fn read<A>(
     let about = "Serves requests over HTTP; a request's writes are committed exactly once for its Idempotency-Key";
     let command = command.about(about).long_about(None);
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let (command, matches, foreign) = command_line::matches(command, "KAFKA_", arguments, variables)?;
+    let matched = command_line::matches(command, "KAFKA_", arguments, variables)?;
     // Another program's: this one need not have anything to do with Kafka.
-    drop(foreign);
+    let Matched { command, matches, foreign: _, exposed, files } = matched;
     let refused = |error| Stop::Refused(crate::refusal::line(&error, &command));
     let flags = HttpFlags::from_arg_matches(&matches).map_err(refused)?;
     let own = (own.read)(&matches).map_err(refused)?;
-    let secrets = command_line::secrets(&command, &matches, flags.common.key_secret_file.clone());
-    let (given, exposed) = (command_line::given(&command, &matches), command_line::exposed(&command, &matches));
+    let secrets = command_line::secrets(&command, &matches, flags.common.key_secret_file.clone(), files);
+    let given = command_line::given(&command, &matches);
     Ok(Line { flags, own, given, exposed, secrets })
 }
 

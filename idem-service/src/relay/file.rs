@@ -14,13 +14,14 @@ use crate::{
     logs::LogFormat,
     spans,
     values::{EventFormat, has_password},
+    variables,
 };
 
 /// Its content. Names are those of the workers' flags, where those exist.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct File {
-    /// Else `DATABASE_URL`.
+    /// Else `DATABASE_URL`, or the content of the file that `DATABASE_URL_FILE` names.
     database_url: Option<String>,
     schema: Option<String>,
     pub(crate) admin: Option<String>,
@@ -127,11 +128,11 @@ impl File {
     }
 
     pub(crate) fn database_url(&self) -> Result<String, BoxError> {
-        let of_environment = || std::env::var("DATABASE_URL").ok();
-        self.database_url
-            .clone()
-            .or_else(of_environment)
-            .ok_or_else(|| "database-url is missing, and so is DATABASE_URL".into())
+        match &self.database_url {
+            Some(url) => Ok(url.clone()),
+            None => variables::secret("DATABASE_URL")?
+                .ok_or_else(|| "database-url is missing, and so are DATABASE_URL and DATABASE_URL_FILE".into()),
+        }
     }
 
     pub(crate) fn schema(&self) -> Result<SchemaName, BoxError> {

@@ -20,7 +20,7 @@ pub(crate) struct KafkaPart {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[cfg_attr(not(feature = "amqp"), allow(dead_code, reason = "read, and then refused"))]
 pub(crate) struct AmqpPart {
-    /// Else `AMQP_URL`.
+    /// Else `AMQP_URL`, or the content of the file that `AMQP_URL_FILE` names.
     pub(crate) url: Option<String>,
     #[serde(default)]
     pub(crate) hosts: Vec<String>,

@@ -41,6 +41,43 @@ async fn s9_a_password_is_printed_nowhere() {
     }
 }
 
+/// Docker and Kubernetes mount secrets as files.
+#[tokio::test]
+async fn s37_a_secret_may_be_in_the_file_that_a_variable_names() {
+    let place = Place::new().await;
+    let file = place.folder.join("database-url");
+    let start = format!("--socket {} --consumer ledger --migrate --create-tables --until-idle 200ms", place.socket());
+    let worker = |variable: &str| Worker::bare(&start).variable(variable, &file.display().to_string());
+    for (content, why) in [(None, "cannot be read"), (Some("\n"), "is empty")] {
+        if let Some(content) = content {
+            std::fs::write(&file, content).unwrap();
+        }
+        let ended = worker("DATABASE_URL_FILE").run().await.with(2);
+        let line = ended.why();
+        assert!(line.contains("DATABASE_URL_FILE") && line.contains(why), "{line}");
+    }
+    std::fs::write(&file, format!("{}\n", place.url())).unwrap();
+    for variable in ["DATABASE_URL_FILE", "IDEM_DATABASE_URL_FILE"] {
+        place.publish(variable, "1");
+        let ended = worker(variable).run().await.with(0);
+        // A password in a file is in no list of processes.
+        assert!(!ended.log.contains("list of processes"), "{}", ended.log);
+    }
+    assert_eq!(place.purchases().await, ["DATABASE_URL_FILE", "IDEM_DATABASE_URL_FILE"]);
+    // The variable wins over the file of settings, and the flag over the variable.
+    let settings = place.folder.join("settings.toml");
+    std::fs::write(&settings, format!("database-url = \"postgres://idem:{CANARY}@127.0.0.1:1/idem\"\n")).unwrap();
+    worker("DATABASE_URL_FILE").variable("IDEM_CONFIG", &settings.display().to_string()).run().await.with(0);
+    std::fs::write(&file, format!("postgres://idem:{CANARY}@127.0.0.1:1/idem\n")).unwrap();
+    worker("DATABASE_URL_FILE").argument("--database-url").argument(&place.url()).run().await.with(0);
+    let both = worker("DATABASE_URL_FILE").variable("DATABASE_URL", &place.url()).run().await.with(2);
+    assert!(both.why().contains("DATABASE_URL and DATABASE_URL_FILE are both set"), "{}", both.why());
+    let wrong = worker("DATABASE_URL_FILE").argument("--startup-timeout").argument("100ms");
+    let wrong = wrong.variable("RUST_LOG", "trace").run().await;
+    assert!(!wrong.log.contains(CANARY) && !wrong.log.contains("list of processes"), "{}", wrong.log);
+    place.remove();
+}
+
 #[tokio::test]
 async fn s4_a_payload_is_printed_nowhere() {
     let place = Place::new().await;

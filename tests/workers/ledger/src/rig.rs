@@ -95,7 +95,8 @@ impl Store {
         let table: toml::Table = text.parse().unwrap_or_default();
         let in_file = |name: &str| table.get(name).and_then(toml::Value::as_str).map(str::to_owned);
         let setting = |name: &str, variables: [&str; 2]| {
-            let of_variable = || variables.into_iter().find_map(variable);
+            let of_file = |name: &str| std::fs::read_to_string(variable(&format!("{name}_FILE"))?).ok();
+            let of_variable = || variables.into_iter().find_map(|name| variable(name).or_else(|| of_file(name)));
             given(arguments, name).or_else(of_variable).or_else(|| in_file(name))
         };
         let url = setting("database-url", ["DATABASE_URL", "IDEM_DATABASE_URL"]).unwrap_or_default();

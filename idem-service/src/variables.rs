@@ -85,6 +85,9 @@ pub(crate) fn named(command: Command, set: &[String]) -> Result<Named, String> {
     both.map_or(Ok(Named { command, names, files }), Err)
 }
 
+/// Files that were read, each with the variable that names it.
+pub(crate) type FilesRead = Vec<(PathBuf, String)>;
+
 /// `arguments` and, before them, each flag whose value is in a file that a variable of `files` names, unless the flag is
 /// given. Returns these files, each with its variable.
 ///
@@ -94,7 +97,7 @@ pub(crate) fn with_files(
     command: &Command,
     files: Vec<(String, String)>,
     mut arguments: Vec<OsString>,
-) -> Result<(Vec<OsString>, Vec<(PathBuf, String)>), String> {
+) -> Result<(Vec<OsString>, FilesRead), String> {
     // An error of the command line itself is reported when it is parsed for good.
     let Ok(given) = command.clone().ignore_errors(true).try_get_matches_from(&arguments) else {
         return Ok((arguments, Vec::new()));

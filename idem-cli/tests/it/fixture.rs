@@ -230,7 +230,7 @@ pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) 
     let nothing = || {
         let stuck = idem("stuck --json").json();
         assert_eq!(stuck["conditions"], serde_json::json!([]), "{stuck}");
-        let said = stuck["messages"][0].as_str().unwrap();
+        let said = stuck["messages"][0].as_str().unwrap_or_else(|| panic!("something is stuck: {stuck}"));
         assert!(said.contains("no consumer is stopped") && said.contains("idem_waiting"), "{said}");
     };
     nothing();

@@ -165,10 +165,8 @@ impl Raw {
     fn units(&self) -> f64 {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         let of = |consumed: &Value| consumed["CapacityUnits"].as_f64().unwrap_or_default();
-        match &body["ConsumedCapacity"] {
-            Value::Array(tables) => tables.iter().map(of).sum(),
-            one => of(one),
-        }
+        let consumed = &body["ConsumedCapacity"];
+        consumed.as_array().map_or_else(|| of(consumed), |tables| tables.iter().map(of).sum())
     }
 }
 

@@ -128,6 +128,8 @@ impl Stage for Fixture {
 
     async fn finish(&self, url: &str, variables: &[(&str, &str)]) {
         let last = self.start_at(url, &["--in-flight", "200"], variables);
+        // A signal before its first line ends it as the system does.
+        until("its start", async || last.logged().contains("starting")).await;
         until("an empty queue", async || self.queue.counts().await == [0, 0, 0]).await;
         let ended = last.stop().await;
         assert!(ended.status.success(), "{}", ended.log);

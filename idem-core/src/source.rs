@@ -1,6 +1,8 @@
 //! For those who write a source: the edge to the broker, which delivers messages and gets their settlements. Users of a
 //! source need [`Source`] alone, which the crate's root has too.
 
+pub(crate) mod behind;
+
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;

@@ -5,7 +5,6 @@
 //! before. Spans are `tracing` spans of level DEBUG. Without a recorder or a subscriber that wants them neither costs
 //! anything. A key stands on spans and events only, never on a metric; a payload stands nowhere.
 
-pub(crate) mod behind;
 pub(crate) mod handles;
 pub(crate) mod log_limit;
 #[doc(hidden)]

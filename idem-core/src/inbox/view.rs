@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use crate::{
     inbox::rows::InboxBacklog,
     names::ConsumerName,
-    source::{Attached, Behind, Source},
-    telemetry::{behind::LastBehind, handles::InboxMetrics},
+    source::{Attached, Behind, Source, behind::LastBehind},
+    telemetry::handles::InboxMetrics,
 };
 
 /// What waits in an inbox, as it was last counted.

@@ -51,12 +51,11 @@ use crate::{
     names::RunId,
     pause::IntakeGate,
     relay::{Relay, Stopping, state::RelayView},
-    source::{Attached, IntoSource, Source},
+    source::{Attached, IntoSource, Source, behind::LastBehind},
     spawn,
     standing::{Condition, Fact},
     store::{Bookkeeping as _, Store, describe::one_line, registration::Registered},
     telemetry::{
-        behind::LastBehind,
         handles::WorkerMetrics,
         log_limit::{self, LogLimiter},
     },

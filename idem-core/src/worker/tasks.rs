@@ -10,10 +10,9 @@ use crate::{
     error::StoreError,
     pause::Pause,
     relay::{Relay, Stopping, state::RelayView},
-    source::Source,
+    source::{Source, behind::LastBehind},
     standing::{Fact, REPORT_EVERY},
     store::{Bookkeeping as _, Control, ControlState, Store, StoreIdentity, usage::Usage},
-    telemetry::behind::LastBehind,
     worker::{committed_keys, error::WorkerError, shared::Shared, view::WorkerView},
 };
 

@@ -18,9 +18,9 @@ use crate::{
     pause::{IntakeGate, Pause},
     policy::WaitCause,
     relay::state::RelayView,
-    source::{Behind, Source},
+    source::{Behind, Source, behind::LastBehind},
     store::{ControlState, Store},
-    telemetry::{behind::LastBehind, handles::WorkerMetrics},
+    telemetry::handles::WorkerMetrics,
     unit::open_units::OpenUnits,
     worker::{
         in_flight::InFlight,

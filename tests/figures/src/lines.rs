@@ -33,8 +33,36 @@ pub(crate) fn changed(before: &Path, after: &Path) -> Result<Option<usize>, Stri
     }
     let (before, after) = (before.display().to_string(), after.display().to_string());
     let counted = output("git", &["diff", "--no-index", "--numstat", &before, &after]);
-    // Its exit status is 1 where there is a difference.
-    let text = counted.or_else(|text| if text.contains('\t') { Ok(text) } else { Err(text) })?;
-    let numbers = text.split('\t').take(2).filter_map(|number| number.trim().parse().ok());
-    Ok(Some(numbers.max().unwrap_or(0)))
+    // Its exit status is 1 where there is a difference, and then the numbers are below the command's own line.
+    let (Ok(text) | Err(text)) = &counted;
+    match text.lines().find_map(numbers) {
+        Some((added, removed)) => Ok(Some(added.max(removed))),
+        None => counted.map(|_same| Some(0)),
+    }
+}
+
+/// The two numbers of a line of `git diff --numstat`.
+fn numbers(line: &str) -> Option<(usize, usize)> {
+    let mut columns = line.split('\t').map(|column| column.parse().ok());
+    Some((columns.next()??, columns.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_only_grew_counts_what_was_added() {
+        let folder = std::env::temp_dir().join(format!("idem-figures-lines-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let (before, after) = (file("before.rs", "a\nb\n"), file("after.rs", "a\nc\nd\ne\n"));
+        let counted = [changed(&before, &after), changed(&after, &before), changed(&after, &after)];
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(counted, [Ok(Some(3)), Ok(Some(3)), Ok(Some(0))]);
+    }
 }

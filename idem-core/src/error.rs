@@ -76,7 +76,7 @@ pub enum StoreError {
     },
     /// The consumer's name is bound to another source, handler or rule.
     #[error(
-        "consumer {consumer} is bound to {what} {recorded:?}, and this worker has {found:?}: give this worker another consumer name, or move the binding with `idem consumers rebind`"
+        "consumer {consumer} is bound to {what} {recorded:?}, and this process has {found:?}: {cure}", cure = cure_of_bound(what)
     )]
     Bound {
         /// The consumer whose binding differs.
@@ -114,6 +114,17 @@ pub enum StoreError {
         #[source]
         source: BoxError,
     },
+}
+
+/// Another name is no cure for other hash rules: under it all keys are new, and their operations run again.
+fn cure_of_bound(what: &str) -> &'static str {
+    match what {
+        "hash rules" => {
+            "configure the recorded rule or secret too, as a former one. Otherwise repeats cannot be compared with their records. \
+             `idem consumers rebind` gives up the comparison"
+        }
+        _ => "give this process another consumer name, or move the binding with `idem consumers rebind`",
+    }
 }
 
 impl StoreError {

@@ -121,6 +121,7 @@ async fn is_bound<T: StoreUnderTest>(
     assert!(recorded.contains(values[0]) && found.contains(values[1]), "{recorded:?} {found:?}");
     let text = error.to_string();
     assert!(text.contains(values[0]) && text.contains(values[1]) && text.contains("rebind"), "{text}");
+    assert_eq!(text.contains("another consumer name"), part != "hash rules", "another name forgets the keys: {text}");
     fixture.register_as(&first).await.unwrap_or_else(|error| panic!("a refused start changed the binding: {error}"));
 }
 

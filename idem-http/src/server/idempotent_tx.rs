@@ -44,10 +44,12 @@ use super::{
 /// ```
 ///
 /// # What a handler must not do
-/// 1. **Let it outlive the response**, as by moving it into a task: the response is then a 500 that says so, and nothing is committed. In the
+/// 1. **Return early and expect a rollback.** A transaction of sqlx's rolls back when it is dropped. This one commits with each response of
+///    less than 500. So call [`refuse`](Self::refuse) or [`discard`](Self::discard) before a 4xx that follows a write.
+/// 2. **Let it outlive the response**, as by moving it into a task: the response is then a 500 that says so, and nothing is committed. In the
 ///    response's body it may be: that is read to its end before the commit.
-/// 2. **Commit or roll back.** The server refuses both. Savepoints are fine.
-/// 3. **Take it twice.** A second extractor of the same handler is refused with 500.
+/// 3. **Commit or roll back.** The server refuses both. Savepoints are fine.
+/// 4. **Take it twice.** A second extractor of the same handler is refused with 500.
 ///
 /// # Cancellation
 /// The handler is dropped at its deadline, and the transaction is ended on the server. Where the client is gone, the handler runs to its end.
@@ -168,6 +170,21 @@ impl<S: Store> IdempotentTx<S> {
     }
 
     /// Marks the handler's response as a permanent refusal: its writes are rolled back, and the response is kept.
+    ///
+    /// ```
+    /// # use axum::http::StatusCode;
+    /// # use idem_http::{IdempotentTx, TxError};
+    /// # use idem_sqlx::PostgresStore;
+    /// async fn order(mut tx: IdempotentTx<PostgresStore>) -> Result<StatusCode, TxError> {
+    ///     sqlx::query("INSERT INTO orders (shop) VALUES ('a')").execute(&mut *tx).await?;
+    ///     let charge = sqlx::query("UPDATE shops SET credit = credit - 1 WHERE name = 'a' AND credit > 0");
+    ///     if charge.execute(&mut *tx).await?.rows_affected() == 0 {
+    ///         tx.refuse(); // else the order is committed with the 402
+    ///         return Ok(StatusCode::PAYMENT_REQUIRED);
+    ///     }
+    ///     Ok(StatusCode::CREATED)
+    /// }
+    /// ```
     pub fn refuse(&self) {
         self.lending.is_refused.store(true, Ordering::Relaxed);
     }

@@ -116,7 +116,7 @@ pub enum StoreError {
     },
 }
 
-/// Another name is no cure for other hash rules: under it all keys are new, and their operations run again.
+/// Another name does not help with other hash rules: under it all keys are new, and their operations run again.
 fn cure_of_bound(what: &str) -> &'static str {
     match what {
         "hash rules" => {

@@ -136,7 +136,7 @@ enum Seen {
     /// This very claim, whose answer was lost.
     Mine,
     Done(Box<Found>),
-    /// Nobody has it; epochs up to `above` are used.
+    /// No unit holds it; epochs up to `above` are used.
     Free {
         above: Micros,
     },

@@ -144,7 +144,7 @@ impl Requests {
         }
     }
 
-    /// The same, again while that may help. It must do the same each time, or be told apart by its condition.
+    /// The same, again while that may help. It must do the same each time, or its condition must show which time it was.
     pub(crate) async fn update(&self, at: &At, change: &Change) -> Result<Conditional<Option<Item>>, DynamoError> {
         let until = Instant::now() + AGAIN_FOR;
         let mut tries = 0;

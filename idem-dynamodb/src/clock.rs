@@ -11,7 +11,7 @@ pub(crate) type Micros = i64;
 /// Later than at every earlier call of this process, also where the machine's clock was set back.
 pub(crate) fn now() -> Micros {
     static LAST: AtomicI64 = AtomicI64::new(0);
-    #[allow(clippy::disallowed_methods, reason = "the instants of items are of the clock of whoever wrote them")]
+    #[allow(clippy::disallowed_methods, reason = "the instants of items are of the clock of their writer")]
     let now = micros(SystemTime::now());
     let last = LAST.fetch_max(now, Ordering::Relaxed);
     if now > last { now } else { LAST.fetch_add(1, Ordering::Relaxed) + 1 }

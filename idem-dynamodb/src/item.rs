@@ -117,7 +117,7 @@ impl At {
 
 fn record_partition(scope: ScopeId, key: &IdempotencyKey) -> String {
     let digest = Sha256::new().chain_update(DOMAIN).chain_update(key.as_str().as_bytes()).finalize();
-    // As many bits as the ids of the SQL stores have. Two keys with one id are told apart by the text beside it.
+    // As many bits as the ids of the SQL stores have. Two keys with one id differ in the text beside it.
     format!("k#{scope}#{}", hex::encode(digest.get(..16).unwrap_or_default()))
 }
 

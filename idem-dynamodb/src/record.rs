@@ -71,7 +71,7 @@ pub(crate) fn found(item: &Item, claim: &Claim) -> Result<Option<Found>, StoreEr
     Ok(Some(Found::new(recorded, item.get("res").map(kept))))
 }
 
-/// Until when a record is kept that is committed now; `None` for ever.
+/// Until when a record is kept that is committed now; `None` keeps it without end.
 pub(crate) fn expires_at(retention: Retention) -> Option<Micros> {
     match retention {
         Retention::For(kept) => Some(now().saturating_add(span(kept))),

@@ -277,8 +277,9 @@ impl Status {
 
     /// How far the consumer is behind in its queue, where the broker hands out no parts; nothing before it answered.
     pub(crate) fn queue(&self) -> Option<Behind> {
-        let worker = || self.worker.get().map(|(view, _)| view.behind());
-        let behind = self.receiver().map(ReceiverView::behind).or_else(worker)?;
+        let receiver = self.receiver().filter(|view| view.has_joined()).map(ReceiverView::behind);
+        let worker = || Some(&self.worker.get()?.0).filter(|view| view.has_joined()).map(WorkerView::behind);
+        let behind = receiver.or_else(worker)?;
         if self.lag().is_some() { None } else { behind.into_iter().next() }
     }
 

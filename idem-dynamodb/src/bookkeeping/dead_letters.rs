@@ -1,4 +1,4 @@
-//! Dead letters: each is one item, changed by whoever has seen its last revision.
+//! Dead letters: each is one item, changed only by a writer that has seen its last revision.
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use idem_core::{

@@ -134,7 +134,7 @@ async fn a7_an_outcome_that_nothing_decides_is_unknown() {
     table.drop().await;
 }
 
-/// L25: the answer to a claim was lost: the unit knows it by its own token, and waits for nobody.
+/// L25: the answer to a claim was lost: the unit knows it by its own token, and does not wait.
 #[tokio::test]
 async fn l25_a_claim_whose_answer_was_lost_is_known_by_its_token() {
     let table = Table::new("commits").await;
@@ -146,7 +146,7 @@ async fn l25_a_claim_whose_answer_was_lost_is_known_by_its_token() {
     table.drop().await;
 }
 
-/// Y14: a claim that nobody waits for any more arrives late. It holds its key until its lease ends, and has no effect.
+/// Y14: a claim whose caller has given up arrives late. It holds its key until its lease ends, and has no effect.
 #[tokio::test]
 async fn y14_a_claim_that_arrives_late_has_no_effect() {
     let table = Table::with("commits", |options| options.lease(500 * MS)).await;
@@ -238,7 +238,7 @@ async fn y7_a_conflict_is_repeated_without_the_handler() {
     table.drop().await;
 }
 
-/// Y8: throttling charges nobody, and a wrong write fails its message for good. Either leaves the key free at once.
+/// Y8: throttling charges no attempt, and a wrong write fails its message for good. Either leaves the key free at once.
 #[tokio::test]
 async fn y8_the_reason_of_an_action_is_the_class_of_the_failure() {
     let table = Table::new("commits").await;

@@ -30,7 +30,7 @@ pub(crate) fn url() -> String {
 pub(crate) fn unique(what: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // Process ids come again; a hasher's seed does not.
+    // Process ids are used again; a hasher's seed does not.
     let seed = RandomState::new().build_hasher().finish();
     format!("idem-{what}-{count}-{seed:016x}")
 }

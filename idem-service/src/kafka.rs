@@ -10,9 +10,9 @@ use crate::{
     broker::{Broker, Built, Events, Own},
     database::Database,
     exit::Exit,
-    private,
     program::Program,
     relay::parts::KafkaPart,
+    secret_files,
     service::Parts,
     settings,
     worker_flags::WorkerFlags,
@@ -225,7 +225,7 @@ fn secret(name: &str, file: &Path) -> Result<String, BoxError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         format!("--kafka {name}=@… names a file (it is not shown) that cannot be read: {error}; a value that begins with @ itself has to stand in a file")
     })?;
-    private::warn_if_others_may(file, &format!("--kafka {name}"));
+    secret_files::warn_if_others_may(file, &format!("--kafka {name}"));
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

@@ -1,4 +1,4 @@
-//! The life of a process, from its command line to its exit status.
+//! What every program of this crate does around its work: reads the command line, listens to signals, ends with an exit status.
 
 use std::{future::Future, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     flags::Flags,
     key_secret,
     logs::{self, LogFormat},
-    signals, stack,
+    runtime, signals,
     status::Status,
 };
 
@@ -64,7 +64,7 @@ where
     let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
     signals::listen(stop.clone()).map_err(system)?;
     descriptors::raise();
-    let runtime = stack::runtime().map_err(system)?;
+    let runtime = runtime::build().map_err(system)?;
     let ended = runtime.block_on(async {
         let status = Arc::new(Status::new(consumer, stop));
         // In a task, whose panic is an answer.

@@ -1,4 +1,4 @@
-//! From the command line to the exit status.
+//! A worker: its source, store and consumer are built of the settings, and it runs or is checked.
 
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::{
     inbox::{self, Part},
     keys,
     life::{self, texts},
-    metrics, private,
+    metrics,
     program::{Build, Program},
-    relay,
+    relay, secret_files,
     service::{ConsumerHook, Parts, WorkerHook},
     settings::{self, Settings},
     status::{Identity, Status, process},
@@ -74,7 +74,7 @@ async fn serve<B: Broker, D: Database>(
             "variables that begin like the broker's are no settings of this worker, and are not read"
         );
     }
-    private::warn_of(&exposed, &secrets);
+    secret_files::warn_of(&exposed, &secrets);
     status.supervise("rates", Arc::clone(&status).count());
     check_url::<D>(&settings.flags.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Arg, Command, builder::BoolishValueParser, parser::ValueSource};
 
-use crate::private;
+use crate::secret_files;
 
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
@@ -140,7 +140,7 @@ pub(crate) fn secret(name: &str) -> Result<Option<String>, String> {
         (Some(_), Some(_)) => Err(format!("{name} and {of_file} are both set, and are one setting: unset one of them")),
         (None, Some(file)) => {
             let value = in_file(&of_file, Path::new(&file))?;
-            private::warn_if_others_may(Path::new(&file), &of_file);
+            secret_files::warn_if_others_may(Path::new(&file), &of_file);
             Ok(Some(value))
         }
         (value, None) => Ok(value),

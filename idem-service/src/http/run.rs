@@ -1,4 +1,4 @@
-//! From the command line to the exit status.
+//! A service over HTTP: its store and routes are built of the settings, and it serves or is checked.
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,9 +23,9 @@ use crate::{
     descriptors,
     exit::{self, Exit, Failure},
     life::{self, texts},
-    metrics, private,
+    metrics,
     program::{Build, Program},
-    relay,
+    relay, secret_files,
     served::{RouteServed, Served},
     status::{Identity, Status, process},
 };
@@ -89,7 +89,7 @@ async fn prepare<D: Database>(
 ) -> Result<(), Failure> {
     let Line { flags, own, given, exposed, secrets } = line;
     tracing::info!(version, settings = given, "starting");
-    private::warn_of(&exposed, &secrets);
+    secret_files::warn_of(&exposed, &secrets);
     check_url::<D>(&flags.common.database_url).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
     let recorded = flags.common.admin.as_ref().map(|_| metrics::install());

@@ -17,7 +17,7 @@ use crate::{
     exit::{self, Exit, Failure},
     life::{self, texts},
     logs::{self, LogFormat},
-    metrics, private,
+    metrics, secret_files,
     status::{Identity, Status, process},
     values::DatabaseUrl,
 };
@@ -34,7 +34,7 @@ pub fn relay(file: &Path) -> Exit {
     let ended = read.map_err(Failure::refused).and_then(|settings| {
         logs::start(format).map_err(Failure::refused)?;
         if settings.holds_secrets() {
-            private::warn_if_others_may(file, "--config");
+            secret_files::warn_if_others_may(file, "--config");
         }
         start(settings)
     });

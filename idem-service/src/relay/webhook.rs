@@ -12,7 +12,7 @@ use idem_webhook::{
 };
 
 use super::parts::WebhookPart;
-use crate::private;
+use crate::secret_files;
 
 /// The publisher that posts the events of this destination to its endpoint.
 ///
@@ -56,7 +56,7 @@ fn secret(text: &str) -> Result<Secret, String> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         format!("one of its secrets is @ and a file (it is not shown) that cannot be read: {error}")
     })?;
-    private::warn_if_others_may(file, "secrets");
+    secret_files::warn_if_others_may(file, "secrets");
     text.trim_end_matches(['\r', '\n']).parse().map_err(told)
 }
 

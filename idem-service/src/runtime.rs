@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 /// used pages take memory.
 const STACK_BYTES: usize = 4 << 20;
 
-pub(crate) fn runtime() -> io::Result<Runtime> {
+pub(crate) fn build() -> io::Result<Runtime> {
     Builder::new_multi_thread().enable_all().thread_stack_size(STACK_BYTES).build()
 }
 
@@ -26,7 +26,7 @@ mod tests {
     /// A handler's future in a debug build has 1.5 MiB under it, and may need as much again; less would abort the process.
     #[test]
     fn a_task_has_three_megabytes_of_stack() {
-        let runtime = runtime().unwrap();
+        let runtime = build().unwrap();
         let descend = async {
             let top = 0_u8;
             deep(std::ptr::from_ref(&top).addr(), 3 << 20)

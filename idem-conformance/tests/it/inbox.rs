@@ -52,13 +52,15 @@ mod worker {
         config::RetryPolicy,
         handler_fn,
         inbox::{InboxSource, InboxStore as _, Receiver},
+        source::{Received, Settle, Settled},
         worker::Summary,
     };
     use idem_testkit::{
-        MemoryStore,
+        MemoryStore, durables,
         memory::{Broker, Queue, QueueOptions},
         message,
     };
+    use tokio::time::Instant;
 
     async fn handle(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
         let payload = message.payload().cloned().unwrap_or_default();
@@ -139,6 +141,43 @@ mod worker {
         assert_eq!(outcome(&store, &summary), expected);
         let open = store.inbox().find(&name).await.unwrap().unwrap();
         assert_eq!(store.inbox().backlog(open.id, &[], 1).await.unwrap().rows, 0);
+    }
+
+    /// A removal waits longer the more messages are in flight, so that more of them are removed with it; not once the source stops.
+    #[tokio::test(start_paused = true)]
+    async fn rows_of_messages_that_end_one_by_one_are_removed_together() {
+        let (store, name) = (Arc::new(MemoryStore::new()), ConsumerName::new("orders").unwrap());
+        let (inbox, queue) = (store.inbox(), Broker::new().create("orders", QueueOptions::default()).unwrap());
+        for number in 0..1_000 {
+            queue.publish(message(&format!("key-{number}"), "x")).unwrap();
+        }
+        let (receiver, stop) =
+            (Receiver::new(queue.source(), Arc::clone(&inbox), name.clone()), CancellationToken::new());
+        let receiving = tokio::spawn(receiver.run(stop.clone().cancelled_owned()));
+        queue.drained().await;
+        stop.cancel();
+        receiving.await.unwrap().unwrap();
+
+        let source = InboxSource::new(inbox, name);
+        source.attach().await.unwrap();
+        let mut handles = Vec::new();
+        while handles.len() < 1_000 {
+            let Received::Deliveries(deliveries) = source.receive(1_000).await.unwrap() else { panic!("no messages") };
+            handles.extend(deliveries.into_iter().map(|delivery| delivery.handle));
+        }
+        for (number, (handle, proof)) in handles.into_iter().zip(durables(1_000).await).enumerate() {
+            if number == 900 {
+                source.stop();
+            }
+            let began = Instant::now();
+            assert_eq!(source.settle(vec![(handle, Settle::Acknowledge(proof))]).await, [Settled::Settled]);
+            let waited = began.elapsed();
+            let least = Duration::from_micros(50) * u32::try_from(1_000 - number).unwrap();
+            match number {
+                900.. => assert_eq!(waited, Duration::ZERO, "{number}"),
+                _ => assert!((least..=least + Duration::from_millis(2)).contains(&waited), "{number}: {waited:?}"),
+            }
+        }
     }
 
     /// N4, N8: a process dies at each step of receiver and source, and the next one goes on.

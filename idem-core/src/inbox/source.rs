@@ -1,5 +1,7 @@
 //! [`InboxSource`]: hands the messages of an inbox to a worker.
 
+mod removal;
+
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
@@ -16,7 +18,7 @@ use crate::{
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
     inbox::{
-        rows::{HeldSlot, Inbox, InboxBacklog, InboxRow, OpenInbox, Reading, Settling},
+        rows::{HeldSlot, Inbox, InboxBacklog, InboxRow, OpenInbox, Reading},
         state::{InboxHandle, Leaving, Look, ROWS_MAX, State},
         view::{Counted, ReceiverView},
     },
@@ -26,9 +28,6 @@ use crate::{
     source::{Attached, REFUSAL_GRACE, Received, Settled, Source, SourceCapabilities},
     spawn,
 };
-
-/// The most rows that one statement removes.
-const REMOVED_AT_ONCE: usize = 1_000;
 
 /// How soon a source looks again after it found nothing. The wait doubles up to the longest.
 const POLL_MIN: Duration = Duration::from_millis(10);
@@ -111,6 +110,8 @@ struct Inner {
     /// How long to wait after a look that finds nothing, and until when.
     poll: Duration,
     look_at: Instant,
+    /// When the last removal ended.
+    removed_at: Instant,
     unreachable_since: Option<Instant>,
     /// Whether a look is under way. It goes on where its receive is dropped, and the next one finds its rows.
     is_looking: bool,
@@ -158,6 +159,7 @@ impl InboxSource {
             keeper: None,
             poll: POLL_MIN,
             look_at: now,
+            removed_at: now,
             unreachable_since: None,
             is_looking: false,
             failed: None,
@@ -353,22 +355,6 @@ impl Shared {
         }
         self.changed.notify_waiters();
     }
-
-    /// Removes rows, and answers for each slot whether it is still held; `None` where that is not known.
-    async fn remove(&self, id: ScopeId, rows: &[Settling]) -> Option<Vec<HeldSlot>> {
-        let mut held: Option<Vec<HeldSlot>> = None;
-        for rows in rows.chunks(REMOVED_AT_ONCE) {
-            match self.inbox.remove(id, &self.holder, rows).await {
-                Ok(slots) => held.get_or_insert_default().extend(slots),
-                Err(error) => {
-                    tracing::warn!(idem.consumer = %self.consumer, error = %error, "processed messages stay in the inbox; they are duplicates");
-                    return None;
-                }
-            }
-        }
-        let _ = failpoint!(INBOX_REMOVED);
-        held
-    }
 }
 
 const READING: &str = "reading the inbox";
@@ -440,45 +426,6 @@ impl Shared {
         let Some(look) = inner.state.plan(now) else { return Step::Wait(event) };
         inner.is_looking = true;
         Step::Look(id, look)
-    }
-
-    /// Whether each of these deliveries was settled.
-    async fn settle(&self, settlements: Vec<(InboxHandle, Settle)>) -> Vec<Settled> {
-        let mut answers = vec![Settled::Stale; settlements.len()];
-        let mut removed: Vec<(usize, InboxHandle)> = Vec::new();
-        let id = {
-            let mut inner = self.inner();
-            let now = Instant::now();
-            let Some(id) = inner.attached.as_ref().map(|(open, _)| open.id) else { return answers };
-            for (place, (handle, settle)) in settlements.into_iter().enumerate() {
-                if !inner.state.has(&handle) {
-                    continue;
-                }
-                match settle {
-                    Settle::Acknowledge(_) | Settle::DeadLetter(_) => removed.push((place, handle)),
-                    Settle::Release { after } => {
-                        inner.state.released(&handle, (!after.is_zero()).then(|| now + after));
-                        answers[place] = Settled::Settled;
-                    }
-                }
-            }
-            id
-        };
-        if !removed.is_empty() {
-            let rows: Vec<Settling> = removed.iter().map(|(_, handle)| handle.row).collect();
-            let held = self.remove(id, &rows).await;
-            let mut inner = self.inner();
-            for (place, handle) in &removed {
-                let is_held = held.as_ref().map(|slots| slots.contains(&handle.row.held));
-                answers[*place] = match is_held {
-                    Some(true) => Settled::Settled,
-                    Some(false) => Settled::Stale,
-                    None => Settled::Unknown,
-                };
-                inner.state.settled(handle, is_held.is_some());
-            }
-        }
-        answers
     }
 }
 

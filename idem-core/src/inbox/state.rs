@@ -14,10 +14,10 @@ use crate::{
 };
 
 /// The most rows of a look.
-pub(super) const ROWS_MAX: u32 = 500;
+pub(super) const ROWS_MAX: u32 = 1_000;
 
 /// How many rows of each slot a look reads at least.
-const EACH_MIN: u32 = 32;
+const EACH_MIN: u32 = 64;
 
 /// How often a look begins at the first row again: numbers are drawn before they are committed, so a row may appear behind the cursor.
 const LOOK_BACK: Duration = Duration::from_secs(1);
@@ -303,6 +303,15 @@ impl State {
 
     pub(super) fn holds_none(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Whether another member waits for a slot of this source.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.slots.values().any(|slot| slot.leaves)
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX)
     }
 
     pub(super) fn has_revocation(&self) -> bool {

@@ -11,6 +11,7 @@ mod message;
 #[cfg(feature = "msk-iam")]
 mod msk_iam;
 mod offsets;
+mod open_transactions;
 mod options;
 mod poll;
 mod publisher;

@@ -149,7 +149,7 @@ impl Poller {
         self.commit_if_due();
         self.probe();
         self.ask_again();
-        self.ends.ask(&self.consumer, &self.options.topic, &self.shared);
+        self.ends.ask(&self.consumer, &self.options, &self.shared);
         let rests = self.paused || self.rebalance.is_draining();
         if self.watchdog.is_stalled(&self.consumer, &self.options.topic, &self.shared, rests) {
             self.replace("no record was delivered although there are some");

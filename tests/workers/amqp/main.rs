@@ -44,6 +44,7 @@ mod shared_inbox;
 mod shared_page;
 #[path = "../shared/storm.rs"]
 mod shared_storm;
+mod signs;
 mod start;
 mod storm;
 #[path = "../shared/worker.rs"]

@@ -57,7 +57,7 @@ pub(crate) async fn until_behind(worker: &Worker, part: &str, messages: u64) {
     .await;
 }
 
-async fn fetched(worker: &Worker, path: &str) -> Option<String> {
+pub(crate) async fn fetched(worker: &Worker, path: &str) -> Option<String> {
     let mut connection = TcpStream::connect(address(worker)?).await.ok()?;
     connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.ok()?;
     let mut answer = String::new();

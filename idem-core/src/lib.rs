@@ -13,6 +13,7 @@ mod clock;
 pub mod config;
 mod config_error;
 pub mod consumer;
+pub mod copies;
 pub mod dead_letter;
 mod derive;
 mod error;

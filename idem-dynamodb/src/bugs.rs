@@ -12,6 +12,10 @@ pub(crate) enum Bug {
     NoToken,
     /// A key that another unit works on counts as recorded.
     FoundInProgress,
+    /// A key without a copy counts as free, and the store is not asked.
+    CopyRuns,
+    /// Copies are not bound to their table.
+    CopiesOfOtherTables,
 }
 
 /// Whether this bug is planted, in the whole process.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use idem_core::{
     StoreError,
+    copies::{Copy, Generation},
     store::{Claim, ClaimError, Found, RunId},
 };
 use tokio::{sync::oneshot, time::Instant};
@@ -21,6 +22,7 @@ use crate::{
     bugs::{self, Bug},
     client::{Change, Conditional, Requests, pause, token},
     clock::{Micros, now, span},
+    copies::Near,
     error::DynamoError,
     item::{At, FORMAT, Item, Read, TTL, bytes, number, text},
     record::{State, found, ttl_after},
@@ -45,11 +47,14 @@ pub(crate) struct Held {
     pub(crate) token: String,
     /// When the record was processed, once it is committed.
     pub(crate) at: Micros,
+    pub(crate) run: RunId,
+    /// What a copy of it is bound to; `None` where none is made.
+    pub(crate) generation: Option<Generation>,
 }
 
 impl Held {
-    fn new(claim: &Claim) -> Self {
-        Self { claim: claim.clone(), token: token(), at: now() }
+    fn new(claim: &Claim, run: RunId) -> Self {
+        Self { claim: claim.clone(), token: token(), at: now(), run, generation: None }
     }
 
     pub(crate) fn place(&self) -> At {
@@ -65,7 +70,17 @@ impl Held {
 /// The answer to a claim.
 pub(crate) enum Claimed {
     Held(Held),
-    Found(Box<Found>),
+    Found {
+        found: Box<Found>,
+        /// Whether the table has no result beyond this.
+        is_whole: bool,
+    },
+}
+
+impl Claimed {
+    fn read(found: Box<Found>) -> Self {
+        Self::Found { found, is_whole: true }
+    }
 }
 
 /// Claims a key, and waits for another unit until `until`. A caller that is gone, which drops `caller`'s other end, waits no longer.
@@ -78,20 +93,58 @@ pub(crate) async fn acquire<T>(
     until: Instant,
     caller: &mut oneshot::Sender<T>,
 ) -> Result<Claimed, (ClaimError, Option<Held>)> {
-    let mut held = Held::new(claim);
+    let mut held = Held::new(claim, run);
+    if let Some(near) = &requests.near {
+        held.generation = near.generation(requests).await;
+        if let Some(copied) = by_copy(near, &held, until, caller).await {
+            return Ok(copied);
+        }
+    }
+    let claimed = acquire_at_store(requests, &mut held, until, caller).await;
+    if let Some(near) = &requests.near {
+        match &claimed {
+            Ok(Claimed::Held(held)) => near.put_running(held, requests.limits.lease),
+            Ok(Claimed::Found { found, .. }) => near.put(held.generation, claim, found),
+            Err(_) => {}
+        }
+    }
+    claimed
+}
+
+/// What a copy decides: that the operation is done. While a copy says that a unit has the key, this waits for another one.
+async fn by_copy<T>(near: &Near, held: &Held, until: Instant, caller: &mut oneshot::Sender<T>) -> Option<Claimed> {
+    let mut waits = 0;
+    loop {
+        match near.find(held.generation, &held.claim).await {
+            Some(Copy::Done { found, is_whole }) => return Some(Claimed::Found { found: Box::new(found), is_whole }),
+            Some(Copy::Running) if Instant::now() < until && !caller.is_closed() => {
+                wait(&mut waits, until, caller).await;
+            }
+            // The store says whether the unit has the key still.
+            Some(Copy::Running) | None => return None,
+        }
+    }
+}
+
+async fn acquire_at_store<T>(
+    requests: &Requests,
+    held: &mut Held,
+    until: Instant,
+    caller: &mut oneshot::Sender<T>,
+) -> Result<Claimed, (ClaimError, Option<Held>)> {
     let at = held.place();
     let (mut epoch, mut waits, mut tries, mut lost_races, mut may_be_held) = (now(), 0, 0, 0, false);
     loop {
-        let answer = requests.update_once(&at, &take(requests, &held, run, epoch)).await;
+        let answer = requests.update_once(&at, &take(requests, held, epoch)).await;
         let old = match answer {
-            Ok(Conditional::Done(_)) => return Ok(Claimed::Held(held)),
+            Ok(Conditional::Done(_)) => return Ok(Claimed::Held(held.clone())),
             Ok(Conditional::Failed(old)) => old,
             Err(error) if error.is_in_transaction() => None,
             Err(error) => {
                 may_be_held |= error.is_unknown();
                 tries += 1;
                 if !error.passes() || tries >= TRIES_MAX || Instant::now() >= until {
-                    return Err((error.into_store(CLAIMING).into(), may_be_held.then_some(held)));
+                    return Err((error.into_store(CLAIMING).into(), may_be_held.then(|| held.clone())));
                 }
                 tokio::time::sleep(pause(tries)).await;
                 continue;
@@ -99,12 +152,12 @@ pub(crate) async fn acquire<T>(
         };
         let mut seen = old;
         loop {
-            match judge(seen.as_ref(), &held, epoch) {
-                Ok(Seen::Mine) => return Ok(Claimed::Held(held)),
-                Ok(Seen::Done(found)) => return Ok(Claimed::Found(found)),
+            match judge(seen.as_ref(), held, epoch) {
+                Ok(Seen::Mine) => return Ok(Claimed::Held(held.clone())),
+                Ok(Seen::Done(found)) => return Ok(Claimed::read(found)),
                 // Taken by others between each look and its claim.
                 Ok(Seen::Free { .. }) if lost_races >= TRIES_MAX && Instant::now() >= until => {
-                    return Err((ClaimError::Held, may_be_held.then_some(held)));
+                    return Err((ClaimError::Held, may_be_held.then(|| held.clone())));
                 }
                 Ok(Seen::Free { above }) => {
                     lost_races += 1;
@@ -113,19 +166,19 @@ pub(crate) async fn acquire<T>(
                     break;
                 }
                 Ok(Seen::Others) => {}
-                Err(error) => return Err((error.into(), may_be_held.then_some(held))),
+                Err(error) => return Err((error.into(), may_be_held.then(|| held.clone()))),
             }
             if Instant::now() >= until {
-                return Err((ClaimError::Held, may_be_held.then_some(held)));
+                return Err((ClaimError::Held, may_be_held.then(|| held.clone())));
             }
             wait(&mut waits, until, caller).await;
             if caller.is_closed() {
-                return Err((ClaimError::Held, may_be_held.then_some(held)));
+                return Err((ClaimError::Held, may_be_held.then(|| held.clone())));
             }
             // A read costs half of what the condition of a write does.
             seen = match requests.get(&at).await {
                 Ok(item) => item.or_else(|| Some(Item::new())),
-                Err(error) => return Err((error.into_store(CLAIMING).into(), may_be_held.then_some(held))),
+                Err(error) => return Err((error.into_store(CLAIMING).into(), may_be_held.then(|| held.clone()))),
             };
         }
     }
@@ -181,19 +234,19 @@ async fn wait<T>(waits: &mut u32, until: Instant, caller: &mut oneshot::Sender<T
 /// Whether a claim by hand would take this item now.
 pub(crate) fn is_free(item: Option<&Item>, claim: &Claim) -> Result<Option<bool>, StoreError> {
     let nothing = Item::new();
-    Ok(match judge(Some(item.unwrap_or(&nothing)), &Held::new(claim), 0)? {
+    Ok(match judge(Some(item.unwrap_or(&nothing)), &Held::new(claim, RunId(0)), 0)? {
         Seen::Free { .. } | Seen::Mine => Some(true),
         Seen::Done(_) => Some(false),
         Seen::Others => None,
     })
 }
 
-fn take(requests: &Requests, held: &Held, run: RunId, epoch: Micros) -> Change {
+fn take(requests: &Requests, held: &Held, epoch: Micros) -> Change {
     let (claim, now) = (&held.claim, now());
     Change::new(
         "SET st = :p, tok = :tok, ep = :ep, #until = :until, h = :h, hr = :hr, #key = :key, #by = :by, v = :v REMOVE #ttl",
     )
-    .on(match bugs::planted(Bug::NoCondition) {
+    .on(match bugs::planted(Bug::NoCondition) || (bugs::planted(Bug::CopyRuns) && requests.near.is_some()) {
         true => "attribute_not_exists(pk) OR ep < :ep OR st = :a OR st = :p OR #until <= :now",
         false => "attribute_not_exists(pk) OR (ep < :ep AND (st = :a OR (st = :p AND #until <= :now)))",
     })
@@ -210,7 +263,7 @@ fn take(requests: &Requests, held: &Held, run: RunId, epoch: Micros) -> Change {
     .value(":h", bytes(claim.hash.as_bytes().to_vec()))
     .value(":hr", number(claim.hash_rule.0))
     .value(":key", text(claim.key.as_str()))
-    .value(":by", number(run.0))
+    .value(":by", number(held.run.0))
     .value(":v", number(FORMAT))
 }
 
@@ -240,7 +293,12 @@ pub(crate) async fn give_up(requests: &Requests, held: &Held) -> Result<GivenUp,
         .value(":ttl", ttl_after(GIVEN_UP_KEPT));
     match requests.update(&held.place(), &change).await? {
         Conditional::Failed(Some(item)) if held.has(&item) => Ok(GivenUp::Committed),
-        Conditional::Done(_) | Conditional::Failed(_) => Ok(GivenUp::Yes),
+        Conditional::Done(_) | Conditional::Failed(_) => {
+            if let Some(near) = &requests.near {
+                near.remove(held);
+            }
+            Ok(GivenUp::Yes)
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use aws_sdk_dynamodb::{
 use tokio::time::Instant;
 
 use crate::{
+    copies::Near,
     error::DynamoError,
     item::{At, Item},
     options::Limits,
@@ -33,6 +34,7 @@ pub(crate) struct Requests {
     pub(crate) client: Client,
     pub(crate) table: String,
     pub(crate) limits: Limits,
+    pub(crate) near: Option<Near>,
 }
 
 /// The answer to a write with a condition.
@@ -78,12 +80,12 @@ pub(crate) fn pause(tries: u32) -> Duration {
 }
 
 impl Requests {
-    pub(crate) fn new(client: &Client, table: String, limits: Limits) -> Self {
+    pub(crate) fn new(client: &Client, table: String, limits: Limits, near: Option<Near>) -> Self {
         let config = client.config();
         let timeouts = config.timeout_config().map_or_else(TimeoutConfig::builder, TimeoutConfig::to_builder);
         let timeouts = timeouts.operation_attempt_timeout(limits.attempt).operation_timeout(limits.attempt).build();
         let config = config.to_builder().retry_config(RetryConfig::disabled()).timeout_config(timeouts);
-        Self { client: Client::from_conf(config.build()), table, limits }
+        Self { client: Client::from_conf(config.build()), table, limits, near }
     }
 
     /// Repeats a request that does the same each time.

@@ -39,14 +39,24 @@ impl Commit {
             Ok(actions) => actions,
             Err(error) => return self.given_up(requests, error, false).await,
         };
-        if bugs::planted(Bug::MarkBeforeEffect) {
-            return self.in_two_parts(requests, &actions).await;
+        let committed = match bugs::planted(Bug::MarkBeforeEffect) {
+            true => self.in_two_parts(requests, &actions).await,
+            false => self.decided(requests, &actions).await,
+        };
+        if let (Ok(()), Some(near)) = (&committed, &requests.near) {
+            for held in &self.held {
+                near.put_committed(held, &done(held, self.result_of(held)));
+            }
         }
+        committed
+    }
+
+    async fn decided(&self, requests: &Requests, actions: &[TransactWriteItem]) -> Result<(), CommitError> {
         let (begun, limit) = (Instant::now(), requests.limits.commit);
         let (mut token, mut tries) = (token(), 0);
         let mut may_be_applied = false;
         loop {
-            let answer = requests.transact_once(&actions, &token).await;
+            let answer = requests.transact_once(actions, &token).await;
             // A test kills the process here, before the answer counts.
             let _ = idem_core::failpoint!(COMMIT_SENT);
             let cancelled = match answer {
@@ -140,6 +150,10 @@ impl Commit {
         Err(CommitError::RolledBack(error))
     }
 
+    fn result_of(&self, held: &Held) -> Option<&NewResult> {
+        self.results.iter().find(|result| result.scope == held.claim.scope && result.key == held.claim.key)
+    }
+
     fn actions(&self, requests: &Requests) -> Result<Vec<TransactWriteItem>, StoreError> {
         let count = self.held.len() + self.writes.len();
         if count > ACTIONS_MAX {
@@ -151,8 +165,7 @@ impl Commit {
         }
         let mut actions = Vec::with_capacity(count);
         for held in &self.held {
-            let own = |result: &&NewResult| result.scope == held.claim.scope && result.key == held.claim.key;
-            let change = done(held, self.results.iter().find(own));
+            let change = done(held, self.result_of(held));
             actions.push(requests.update_action(&held.place(), &change).map_err(|error| error.into_store(COMMITTING))?);
         }
         actions.extend(self.writes.iter().map(|write| write.action().clone()));

@@ -77,6 +77,11 @@ impl At {
         Self::new(format!("control#{scope}"), ALONE)
     }
 
+    /// What copies of records are bound to.
+    pub(crate) fn copies() -> Self {
+        Self::new("copies", ALONE)
+    }
+
     /// A counter.
     pub(crate) fn counter(name: &str) -> Self {
         Self::new("ids", name)

@@ -7,6 +7,7 @@ mod cleaner;
 mod client;
 mod clock;
 mod commit;
+mod copies;
 mod error;
 mod item;
 mod operators;

@@ -60,10 +60,12 @@ impl DynamoStore {
         by: &str,
     ) -> Result<bool, StoreError> {
         let changed = self.requests.update(&At::record(scope, key), change).await;
-        if let Conditional::Failed(_) = changed.map_err(|error| error.into_store("changing a record"))? {
+        let changed = changed.map_err(|error| error.into_store("changing a record"))?;
+        // Also where nothing was there: an earlier call may have ended before this.
+        self.bookkeeping().raise_epoch(scope).await?;
+        if let Conditional::Failed(_) = changed {
             return Ok(false);
         }
-        self.bookkeeping().raise_epoch(scope).await?;
         let key = (action == "forget").then(|| key.clone());
         let line = AuditEntry::new(by.to_owned(), action, scope, "by an operator".to_owned()).key(key);
         self.bookkeeping().audit(&line).await?;

@@ -1,14 +1,17 @@
 //! The settings of a store, and the client that a URL describes.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_smithy_http_client::{Builder, tls};
-use idem_core::ConfigError;
+use idem_core::{
+    ConfigError,
+    copies::{Copies, FastPath},
+};
 use percent_encoding::percent_decode_str;
 
-use crate::{client::Requests, store::DynamoStore};
+use crate::{client::Requests, copies::Near, store::DynamoStore};
 
 /// The scheme of the URL of a store.
 const SCHEME: &str = "dynamodb:";
@@ -23,6 +26,8 @@ pub struct DynamoOptions {
     client: Client,
     table: String,
     pub(crate) limits: Limits,
+    copies: Option<Arc<dyn Copies>>,
+    copies_plain: bool,
 }
 
 /// The times of a store, and whether its cleaner scans.
@@ -53,7 +58,7 @@ impl DynamoOptions {
             attempt: Duration::from_secs(3),
             scans: false,
         };
-        Self { client, table, limits }
+        Self { client, table, limits, copies: None, copies_plain: false }
     }
 
     /// How long a claim keeps other workers away after its worker died. Defaults to 5 s; from 100 ms to 12 h.
@@ -85,6 +90,21 @@ impl DynamoOptions {
         self
     }
 
+    /// Keeps copies of records in this cache, such as `RedisCopies` of idem-redis: a duplicate with a copy takes no request to DynamoDB.
+    ///
+    /// The copies decide nothing. A cache that is slow, empty, stale or another store's costs time.
+    pub fn copies(mut self, copies: impl Copies) -> Self {
+        self.copies = Some(Arc::new(copies));
+        self
+    }
+
+    /// Whether results that are not encrypted may be copied. Off by default: such a result is read from the table, by one request, and only
+    /// encrypted results are copied.
+    pub fn copies_plain(mut self, yes: bool) -> Self {
+        self.copies_plain = yes;
+        self
+    }
+
     /// The store. Nothing is sent yet.
     ///
     /// # Errors
@@ -102,11 +122,15 @@ impl DynamoOptions {
             }
         }
         check_table(&self.table)?;
-        Ok(DynamoStore::new(Requests::new(&self.client, self.table, self.limits)))
+        let near = self.copies.map(|copies| Near::new(FastPath::new(copies, self.copies_plain)));
+        Ok(DynamoStore::new(Requests::new(&self.client, self.table, self.limits, near)))
     }
 
-    /// The options of a URL, over a client with the configuration that the AWS SDK finds.
-    pub(crate) async fn of_url(url: &str) -> Result<Self, ConfigError> {
+    /// The options of a URL, over a client with the configuration that the AWS SDK finds; see [`DynamoStore::connect`].
+    ///
+    /// # Errors
+    /// [`ConfigError`] where the URL has another form, or there is no region.
+    pub async fn of_url(url: &str) -> Result<Self, ConfigError> {
         let Place { table, endpoint, region } = Place::parse(url)?;
         let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
         let http = Builder::new().tls_provider(tls).build_https();

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::SystemTime};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use idem_core::{
     ErrorClass, StoreError, Tx,
+    copies::Copy,
     outbox::{AppendError, Appended},
     results::KeptResult,
     store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions},
@@ -83,9 +84,11 @@ impl DynamoUnit {
                 self.held.push(held);
                 Ok(Claimed::Inserted)
             }
-            Ok(claim::Claimed::Found(found)) => {
+            Ok(claim::Claimed::Found { found, is_whole }) => {
                 let recorded = found.recorded.clone();
-                self.found.push((of, *found));
+                if is_whole {
+                    self.found.push((of, *found));
+                }
                 Ok(Claimed::Found(recorded))
             }
             Err((error, held)) => {
@@ -130,8 +133,21 @@ pub(crate) async fn read_all(requests: &Requests, claims: &[Claim]) -> Result<Ve
     let read = |claim: &Claim| {
         let (at, claim) = (At::record(claim.scope, &claim.key), claim.clone());
         async move {
+            let near = match &requests.near {
+                Some(near) => Some((near, near.generation(requests).await)),
+                None => None,
+            };
+            if let Some((near, generation)) = near
+                && let Some(Copy::Done { found, is_whole: true }) = near.find(generation, &claim).await
+            {
+                return Ok(Some(found));
+            }
             let item = requests.get(&at).await.map_err(|error| error.into_store("reading records"))?;
-            item.map_or(Ok(None), |item| found(&item, &claim))
+            let found = item.map_or(Ok(None), |item| found(&item, &claim))?;
+            if let (Some((near, generation)), Some(found)) = (near, &found) {
+                near.put(generation, &claim, found);
+            }
+            Ok(found)
         }
     };
     // One by one they would take a round trip each.

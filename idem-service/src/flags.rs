@@ -22,6 +22,14 @@ pub(crate) struct Flags {
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) database_url: DatabaseUrl,
 
+    /// A Redis with copies of records, such as redis://host:6379: a duplicate with a copy takes no request to the database [default: none]
+    #[arg(long, env = "REDIS_URL", hide_short_help = true, value_name = "URL", hide_env_values = true)]
+    pub(crate) redis_url: Option<DatabaseUrl>,
+
+    /// Copy results to --redis-url that are not encrypted, too
+    #[arg(long, hide_short_help = true, requires = "redis_url")]
+    pub(crate) copies_plain: bool,
+
     /// The schema (on SQLite the prefix) of idem's tables
     #[arg(long, value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
     pub(crate) schema: SchemaName,
@@ -81,6 +89,8 @@ impl Flags {
     pub(crate) fn for_database<'s>(&'s self, name: &'s str, cleanup: &'s CleanupFlags) -> DatabaseSettings<'s> {
         DatabaseSettings {
             url: &self.database_url,
+            redis_url: self.redis_url.as_ref(),
+            copies_plain: self.copies_plain,
             schema: &self.schema,
             cleanup_url: cleanup.cleanup_database_url.as_ref(),
             application_name: self.database_url.application_name(name),

@@ -16,7 +16,7 @@ use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine},
-    database::open::{Database, check_url, reach},
+    database::open::{Database, check_url, reach, warn_of_redis},
     exit::{self, Exit, Failure},
     inbox::{self, Part},
     keys,
@@ -77,6 +77,7 @@ async fn serve<B: Broker, D: Database>(
     secret_files::warn_of(&exposed, &secrets);
     status.supervise("rates", Arc::clone(&status).count());
     check_url::<D>(&settings.flags.database_url).map_err(Failure::refused)?;
+    warn_of_redis::<D>(settings.flags.redis_url.as_ref());
     // Before anything takes the handle of a metric.
     let recorded = settings.flags.admin.as_ref().map(|_| metrics::install());
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;

@@ -12,6 +12,7 @@ use super::DynamoBookkeeping;
 use crate::{
     client::{Change, token},
     clock::{now, time},
+    copies::renew,
     item::{At, Item, Read, TTL, number, storable, text},
     record::ttl_after,
     table::describe,
@@ -71,11 +72,12 @@ impl DynamoBookkeeping {
         set.map(drop).map_err(|error| error.into_store("setting the controls"))
     }
 
-    /// Empties the caches of committed keys of the consumer's workers.
+    /// Empties the caches of committed keys of the consumer's workers, and ends all copies.
     pub(crate) async fn raise_epoch(&self, scope: ScopeId) -> Result<(), StoreError> {
         let change = Change::new("ADD epoch :one").value(":one", number(1));
         let raised = self.requests.update(&At::control(scope), &change).await;
-        raised.map(drop).map_err(|error| error.into_store("emptying caches"))
+        raised.map_err(|error| error.into_store("emptying caches"))?;
+        renew(&self.requests).await.map_err(|error| error.into_store("emptying caches"))
     }
 
     pub(crate) async fn note(&self, entry: &AuditEntry) -> Result<(), StoreError> {

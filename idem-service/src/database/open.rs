@@ -55,6 +55,9 @@ pub trait Database: Sized + Send + Sync + 'static {
     /// The schemes of its URLs, without the colon; the one to name first.
     const SCHEMES: &'static [&'static str];
 
+    /// Whether the store keeps copies of records at `--redis-url`. Where it does not, a start warns that the setting has no effect.
+    const TAKES_COPIES: bool = false;
+
     /// Makes the store. It need not be reached yet; where it is, and cannot be, this is tried again until the start-up
     /// time-out.
     ///
@@ -136,10 +139,19 @@ pub(crate) fn check_url<D: Database>(url: &DatabaseUrl) -> Result<(), String> {
     Err(format!("--database-url must begin with {scheme}:{slashes} (its value is not shown)"))
 }
 
+/// Warns of a Redis that nothing asks. `REDIS_URL` may be there for the application's own sake, so it is not refused.
+pub(crate) fn warn_of_redis<D: Database>(url: Option<&DatabaseUrl>) {
+    if url.is_some() && !D::TAKES_COPIES {
+        tracing::warn!("--redis-url has no effect: of the databases, DynamoDB has copies of records in Redis");
+    }
+}
+
 /// The settings of the database.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabaseSettings<'s> {
     pub(crate) url: &'s DatabaseUrl,
+    pub(crate) redis_url: Option<&'s DatabaseUrl>,
+    pub(crate) copies_plain: bool,
     pub(crate) schema: &'s SchemaName,
     pub(crate) cleanup_url: Option<&'s DatabaseUrl>,
     pub(crate) application_name: Option<&'s str>,
@@ -152,6 +164,18 @@ impl<'s> DatabaseSettings<'s> {
     #[must_use]
     pub fn url(&self) -> &'s str {
         self.url.as_str()
+    }
+
+    /// `--redis-url`: where copies of records are kept. It may hold a password.
+    #[must_use]
+    pub fn redis_url(&self) -> Option<&'s str> {
+        self.redis_url.map(DatabaseUrl::as_str)
+    }
+
+    /// `--copies-plain`: whether results that are not encrypted are copied too.
+    #[must_use]
+    pub fn copies_plain(&self) -> bool {
+        self.copies_plain
     }
 
     /// `--schema`: where idem's tables are.

@@ -19,7 +19,7 @@ use crate::{
     command_line::{self, Matched, Own, Stop},
     config,
     connections::Connections,
-    database::open::{Database, check_url, reach},
+    database::open::{Database, check_url, reach, warn_of_redis},
     descriptors,
     exit::{self, Exit, Failure},
     life::{self, texts},
@@ -91,6 +91,7 @@ async fn prepare<D: Database>(
     tracing::info!(version, settings = given, "starting");
     secret_files::warn_of(&exposed, &secrets);
     check_url::<D>(&flags.common.database_url).map_err(Failure::refused)?;
+    warn_of_redis::<D>(flags.common.redis_url.as_ref());
     // Before anything takes the handle of a metric.
     let recorded = flags.common.admin.as_ref().map(|_| metrics::install());
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;

@@ -119,6 +119,8 @@ async fn run<D: Database>(
     let checked = async || {
         let settings = DatabaseSettings {
             url,
+            redis_url: None,
+            copies_plain: false,
             schema,
             cleanup_url: None,
             application_name: None,

@@ -10,6 +10,7 @@
 
 mod commits;
 mod conformance;
+mod copies;
 mod due;
 mod fixture;
 mod handlers;

@@ -38,13 +38,13 @@ const STOPPED: Duration = Duration::from_secs(10);
 const KEYS_OF_A_ROUND: usize = 20;
 const ROUNDS_MAX: usize = 100;
 
-async fn serve(table: &Table, more: &[&str], variables: &[(&str, &str)]) -> Api {
+pub(crate) async fn serve(table: &Table, more: &[&str], variables: &[(&str, &str)]) -> Api {
     let own = ["--listen", "127.0.0.1:0", "--database-url", &table.url, "--migrate", "--cleanup-every", "off"];
     let arguments: Vec<String> = own.iter().chain(more).map(|argument| (*argument).to_owned()).collect();
     start(&arguments, &[&LET_IN[..], variables].concat(), &table.next_log()).await
 }
 
-async fn books(table: &Table) -> Books {
+pub(crate) async fn books(table: &Table) -> Books {
     let (mut keys, mut cents) = (BTreeSet::new(), 0);
     let transactions = table.items("transaction#").await;
     for item in &transactions {
@@ -67,7 +67,7 @@ fn key_of(sort: &str) -> &str {
 }
 
 /// Sends a request to all at once.
-async fn to_all(request: &Request, addresses: &[String]) -> Vec<Answer> {
+pub(crate) async fn to_all(request: &Request, addresses: &[String]) -> Vec<Answer> {
     let mut asked = JoinSet::new();
     for address in addresses {
         let (request, address) = (request.clone(), address.clone());

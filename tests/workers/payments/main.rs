@@ -13,6 +13,7 @@ mod canary;
 mod client;
 mod collections;
 mod contract;
+mod copies;
 #[path = "../shared/database.rs"]
 mod database;
 mod deaths;

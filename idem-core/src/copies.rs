@@ -23,6 +23,7 @@ use tokio::{sync::Semaphore, time::timeout};
 use self::circuit::Circuit;
 use crate::{
     error::BoxError,
+    spawn,
     store::claim::{Claim, Found},
 };
 
@@ -206,7 +207,7 @@ impl FastPath {
         }
         if let Ok(permit) = Arc::clone(&self.writes).try_acquire_owned() {
             let path = self.clone();
-            tokio::spawn(async move {
+            spawn::detached(async move {
                 call(path).await;
                 drop(permit);
             });

@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    DedupConsumer, Decision, Effects, IdempotencyKey, ResultBody, RunOnce, Store as _, Tenant,
-
+    Decision, DedupConsumer, Effects, IdempotencyKey, ResultBody, RunOnce, Store as _, Tenant,
     once::{KeyState, Request},
     store::Bookkeeping as _,
 };

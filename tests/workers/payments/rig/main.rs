@@ -33,6 +33,10 @@ struct Own {
     store: Option<Client>,
 }
 
+/// Bugs that the store on DynamoDB plants by itself.
+#[cfg(all(feature = "failpoints", idem_bugs))]
+const OF_THE_STORE: [&str; 2] = ["CopyRuns", "CopiesOfOtherTables"];
+
 fn main() -> ExitCode {
     #[cfg(feature = "failpoints")]
     if let Err(error) = idem_testkit::failpoints::arm_from_env() {
@@ -40,7 +44,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     #[cfg(all(feature = "failpoints", idem_bugs))]
-    if let Err(error) = idem_testkit::bugs::plant_from_env() {
+    if let Err(error) = idem_testkit::bugs::plant_from_env()
+        && !OF_THE_STORE.contains(&&*error.name)
+    {
         tracing::error!("{error}");
         return ExitCode::FAILURE;
     }

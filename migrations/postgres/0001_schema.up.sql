@@ -1225,6 +1225,167 @@ BEGIN
 END
 $idem$;
 
+-- Events of programs in other languages
+--
+-- A login in idem_writer publishes in its own transaction by one call, under the rules that a plain outbox of the stores has in Rust: the
+-- same identity, limits, headers and hash, so that one and the same event is no conflict whichever of the two wrote it.
+
+-- The first numbers that these names may have: those of `Interned::numbers` in idem-core (J63).
+CREATE FUNCTION {schema}.interned_numbers(domain text, names text[]) RETURNS TABLE (id int, place bigint)
+    LANGUAGE sql IMMUTABLE STRICT
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+SELECT ('x' || left(encode(sha256(n.prefix || int8send(p.place)), 'hex'), 8))::bit(32)::int & 1073741823 | 1073741824, p.place
+FROM (SELECT convert_to(domain, 'UTF8') || string_agg(int8send(octet_length(u.name)) || convert_to(u.name, 'UTF8'), ''::bytea ORDER BY u.place)
+    FROM unnest(names) WITH ORDINALITY AS u (name, place)) AS n (prefix)
+CROSS JOIN generate_series(0::bigint, 63) AS p (place)
+$idem$;
+
+-- Declares a destination, where no consumer has. It is an operator's act, because a wrong name would have events wait for a relay that
+-- never comes.
+CREATE FUNCTION {schema}.declare_destination(name text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 500 OR name ~ ('[' || chr(1) || '-' || chr(31) || chr(127) || '-' || chr(159) || ']') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '22023',
+            MESSAGE = 'the name of a destination has 1 to 500 bytes without control characters';
+    END IF;
+    INSERT INTO {schema}.outbox_destinations (id, name, id_form) OVERRIDING SYSTEM VALUE
+    SELECT free.id, declare_destination.name, 'uuid8' FROM {schema}.interned_numbers('idem:destination:v1', ARRAY[name]) AS free
+    WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+    ON CONFLICT ON CONSTRAINT outbox_destinations_name DO NOTHING;
+END
+$idem$;
+
+-- Writes an event in the caller's transaction, and answers whether it is new: not where the same event waits under its key already. The
+-- writer, by whose name its keys are its own, is the login or a role that the login is a member of.
+CREATE FUNCTION {schema}.publish(destination text, key text, payload bytea, event_type text DEFAULT NULL, content_type text DEFAULT NULL,
+        ordering_key text DEFAULT NULL, headers jsonb DEFAULT NULL, writer text DEFAULT session_user) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    controls CONSTANT text := '[' || chr(1) || '-' || chr(31) || chr(127) || '-' || chr(159) || ']';
+    problem text;
+    its {schema}.outbox_destinations;
+    scope int;
+    bound text;
+    parts bytea[];
+    beside bigint;
+    hash bytea;
+    found_key text;
+    found_hash bytea;
+BEGIN
+    problem := CASE
+        WHEN (octet_length(key) BETWEEN 1 AND 255 AND key !~ controls) IS NOT TRUE
+            THEN format('the key %L: it has 1 to 255 bytes without control characters', left(key, 100))
+        WHEN payload IS NULL THEN 'the payload is NULL, and can be empty'
+        WHEN octet_length(event_type) NOT BETWEEN 1 AND 255 OR event_type ~ controls
+            THEN format('the event type %L: it has 1 to 255 bytes without control characters', left(event_type, 100))
+        WHEN octet_length(content_type) NOT BETWEEN 1 AND 255 OR content_type ~ controls
+            THEN format('the content type %L: it has 1 to 255 bytes without control characters', left(content_type, 100))
+        WHEN octet_length(ordering_key) > 1024
+            THEN format('the ordering key of %s bytes: it has at most 1,024, use a digest of a longer one', octet_length(ordering_key))
+        WHEN jsonb_typeof(headers) <> 'object' THEN 'the headers: they are a JSON object of names and texts'
+        WHEN (octet_length(writer) BETWEEN 1 AND 100 AND writer !~ controls) IS NOT TRUE
+            THEN format('the writer %L: it has 1 to 100 bytes without control characters', left(writer, 100))
+    END;
+    IF problem IS NULL AND jsonb_typeof(headers) = 'object' THEN
+        SELECT CASE
+            WHEN h.name !~ '^[!-~]{1,255}$' THEN format('the header %L: a name has 1 to 255 visible characters of ASCII', left(h.name, 100))
+            WHEN lower(h.name) ~ '^(idem|ce_|ce-|cloudevents)' THEN format('the header %L: names of idem and of CloudEvents are set by idem', h.name)
+            ELSE format('the value of header %L: it is text without control characters, or null', h.name)
+        END
+        FROM jsonb_each(headers) AS h (name, value)
+        WHERE h.name !~ '^[!-~]{1,255}$' OR lower(h.name) ~ '^(idem|ce_|ce-|cloudevents)' OR jsonb_typeof(h.value) NOT IN ('string', 'null')
+            OR jsonb_typeof(h.value) = 'string' AND h.value #>> '{}' ~ controls
+        LIMIT 1 INTO problem;
+        SELECT array_agg(p.part ORDER BY h.place, p.step) FILTER (WHERE h.name NOT IN ('traceparent', 'tracestate')), sum(octet_length(p.part))
+        FROM jsonb_each_text(headers) WITH ORDINALITY AS h (name, value, place)
+        CROSS JOIN LATERAL (VALUES (1, convert_to(h.name, 'UTF8')), (2, convert_to(h.value, 'UTF8'))) AS p (step, part)
+        INTO parts, beside;
+    END IF;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'idem refused the event: ' || problem;
+    END IF;
+    IF writer <> session_user AND NOT EXISTS (
+        SELECT FROM pg_roles AS r WHERE r.rolname = writer AND pg_has_role(session_user, r.oid, 'MEMBER')) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '42501',
+            MESSAGE = format('the login %I may not publish as %I', session_user, writer),
+            HINT = 'The writer of an event is the login itself, or a role that the login is a member of: make such a role and grant it.';
+    END IF;
+
+    SELECT d.* FROM {schema}.outbox_destinations AS d WHERE d.name = publish.destination INTO its;
+    IF its.id IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '22023',
+            MESSAGE = format('destination %L is not declared', left(destination, 500)),
+            HINT = 'Check its name, or have an operator declare it: SELECT {schema}.declare_destination(''…'').';
+    END IF;
+    IF octet_length(payload) > least(1000000, CASE WHEN its.relayed_until > clock_timestamp() THEN its.message_bytes_max END) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '54000',
+            MESSAGE = format('the payload has %s bytes, and destination %L takes %s', octet_length(payload), destination,
+                least(1000000, CASE WHEN its.relayed_until > clock_timestamp() THEN its.message_bytes_max END));
+    ELSIF coalesce(beside, 0) + coalesce(octet_length(ordering_key), 0) > 4194304 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '54000',
+            MESSAGE = 'headers and ordering key have more than 4 MiB: put what is large into the payload';
+    END IF;
+
+    FOR round IN 1..2 LOOP
+        SELECT c.id, c.handler FROM {schema}.consumers AS c WHERE c.name = writer AND c.tenant = '' INTO scope, bound;
+        EXIT WHEN scope IS NOT NULL;
+        INSERT INTO {schema}.consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention) OVERRIDING SYSTEM VALUE
+        SELECT free.id, '', writer, '', 'a plain outbox', '', '', interval '24 hours'
+        FROM {schema}.interned_numbers('idem:scope:v1', ARRAY[writer, '']) AS free
+        WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+        ON CONFLICT ON CONSTRAINT consumers_name_tenant DO NOTHING;
+    END LOOP;
+    IF bound IS DISTINCT FROM 'a plain outbox' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = '22023',
+            MESSAGE = format('%L is the name of a consumer, and no writer can have it', writer),
+            HINT = 'Make a role for the writer, grant it to the login, and give its name as writer.';
+    END IF;
+
+    parts := ARRAY[convert_to(ordering_key, 'UTF8'), convert_to(event_type, 'UTF8'), convert_to(content_type, 'UTF8')]
+        || coalesce(parts, '{}') || ARRAY[convert_to('idemcause', 'UTF8'), convert_to(key, 'UTF8'), payload];
+    -- A part that is not there differs from one that is empty.
+    SELECT sha256(string_agg(coalesce(int8send(octet_length(p.part)) || p.part, decode('ffffffffffffffff', 'hex')), ''::bytea
+        ORDER BY p.place)) FROM unnest(parts) WITH ORDINALITY AS p (part, place) INTO hash;
+    -- A relay may remove the one that was in the way before it is read.
+    FOR round IN 1..3 LOOP
+        INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
+            payload, event_hash)
+        SELECT nextval('{schema}.outbox_numbers'), its.id, scope, {schema}.key_id(publish.key), publish.key,
+            convert_to(publish.ordering_key, 'UTF8'), publish.event_type, publish.content_type,
+            (SELECT json_agg(json_build_array(h.name, h.value) ORDER BY h.place) FROM (
+                SELECT e.name, e.value, e.place FROM jsonb_each_text(publish.headers) WITH ORDINALITY AS e (name, value, place)
+                UNION ALL SELECT 'idemcause', publish.key, 9223372036854775807) AS h),
+            publish.payload, hash
+        ON CONFLICT ON CONSTRAINT outbox_pkey DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        SELECT o.event_key, o.event_hash FROM {schema}.outbox AS o
+        WHERE o.key_id = {schema}.key_id(publish.key) AND o.destination = its.id AND o.consumer = scope INTO found_key, found_hash;
+        IF found_key = key AND found_hash = hash THEN
+            RETURN false;
+        END IF;
+        EXIT WHEN found_key IS NOT NULL;
+    END LOOP;
+    RAISE EXCEPTION USING
+        ERRCODE = '23505',
+        MESSAGE = format('an event with the key %L and another content waits for destination %L', key, destination),
+        HINT = 'One occurrence has one key and one content. Roll the transaction back.';
+END
+$idem$;
+
 -- Results
 
 -- The answers of operations, apart from the records, so that a record stays a narrow row.

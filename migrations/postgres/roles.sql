@@ -8,7 +8,7 @@ DO $idem$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['idem_worker', 'idem_writer', 'idem_cleanup', 'idem_migrator', 'idem_auditor'] LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
@@ -22,10 +22,10 @@ END
 $idem$;
 
 -- No role has a right by default, and what an earlier run granted is taken back before it is granted again.
-REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
-REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
+REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_writer, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_writer, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_writer, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_writer, idem_cleanup, idem_auditor;
 
 -- ALTER and DROP belong to the owner alone, so the migrator has to own what it migrates.
 ALTER SCHEMA {schema} OWNER TO idem_migrator;
@@ -76,6 +76,9 @@ ALTER FUNCTION {schema}.settle_events(int, bigint[], text[], json) OWNER TO idem
 ALTER FUNCTION {schema}.retry_events(bigint[], text[], boolean) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.skip_events(bigint[], text[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.interned_numbers(text, text[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.declare_destination(text) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.publish(text, text, bytea, text, text, text, jsonb, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_results(int[], uuid[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.open_inbox(int, int) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.hold_slots(int, text, bigint, boolean) OWNER TO idem_migrator;
@@ -86,7 +89,7 @@ ALTER FUNCTION {schema}.count_messages(int, bigint[], bigint) OWNER TO idem_migr
 ALTER FUNCTION {schema}.as_json(bytea) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.sequences_behind() OWNER TO idem_migrator;
 
-GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
+GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_writer, idem_cleanup, idem_auditor;
 
 -- The worker. It can neither change nor delete a record: deleting one permits a second effect. No right to update is of a whole table, because
 -- with one a login may also lock the table against everybody (LOCK TABLE); and no id that a sequence draws is a worker's to say.
@@ -134,6 +137,9 @@ GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uu
     {schema}.next_messages(int, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint),
     {schema}.remove_messages(int, text, bigint[], bigint[], bigint[], bigint[]), {schema}.count_messages(int, bigint[], bigint),
     {schema}.as_json(bytea) TO idem_worker;
+
+-- The writer, a program in any language. It publishes events by a function of the owner's, and sees and changes nothing.
+GRANT EXECUTE ON FUNCTION {schema}.publish(text, text, bytea, text, text, text, jsonb, text) TO idem_writer;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

@@ -23,7 +23,7 @@ WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout') AND r
 UNION ALL
 SELECT 'warning', pg_catalog.format('the role %s is missing, so rights cannot be kept apart', role),
     'Run: idem migrate print --roles | psql -1 "$DATABASE_URL"'
-FROM pg_catalog.unnest(ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor']) AS role
+FROM pg_catalog.unnest(ARRAY['idem_worker', 'idem_writer', 'idem_cleanup', 'idem_migrator', 'idem_auditor']) AS role
 WHERE pg_catalog.to_regrole(role) IS NULL
 UNION ALL
 SELECT 'error', pg_catalog.format('the role idem_worker may %s records, which permits their effects a second time', right_),

@@ -3,6 +3,7 @@
 
 #[cfg(all(feature = "kafka", feature = "sqs"))]
 mod brokers;
+mod languages;
 
 use std::{
     collections::BTreeSet,

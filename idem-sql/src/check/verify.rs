@@ -77,16 +77,18 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 37] = [
+const FUNCTIONS: [&str; 40] = [
     "any_due(text, bigint)",
     "as_json(bytea)",
     "count_events(integer, text)",
     "count_messages(integer, bigint[], bigint)",
+    "declare_destination(text)",
     "due_now(bigint[], text)",
     "end_due(bigint[], text[], integer)",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
     "hold_slots(integer, text, bigint, boolean)",
+    "interned_numbers(text, text[])",
     "key_id(text)",
     "lead_due(integer[], bytea[])",
     "lease_destination(integer, text, bigint, bigint, text, bigint, boolean)",
@@ -96,6 +98,7 @@ const FUNCTIONS: [&str; 37] = [
     "next_events(integer, bigint, bigint)",
     "next_messages(integer, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint)",
     "open_inbox(integer, integer)",
+    "publish(text, text, bytea, text, text, text, jsonb, text)",
     "raise_pending(integer, text, bigint)",
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",

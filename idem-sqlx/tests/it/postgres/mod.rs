@@ -36,3 +36,4 @@ mod scratch;
 mod servers;
 mod stolen;
 mod usurpers;
+mod writers;

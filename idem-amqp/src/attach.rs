@@ -53,6 +53,7 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
     let (vhost, queue) = (&settings.uri.vhost, settings.queue.as_str());
     // No host and no cluster: a cluster has many names, moves, and is still the same queue.
     let mut attached = Attached::new(format!("rabbitmq:{vhost}/{queue}"));
+    attached.server = Some(format!("{}:{}", settings.uri.authority.host, settings.uri.authority.port));
     let mut consumer_timeout = settings.consumer_timeout;
     let told = settings.delivery_limit;
     attached.delivery_limit = match told {

@@ -43,7 +43,7 @@ impl NewEvent {
         message: &Message,
         handed: collect::Collected,
     ) -> Option<Self> {
-        let headers = collect::headers(&handed.event, message);
+        let headers = collect::headers(&handed.event, message, handed.trace);
         Some(Self::row(scope, *ids.get(handed.destination)?, handed.key, handed.event, headers))
     }
 

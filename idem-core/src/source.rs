@@ -77,6 +77,10 @@ pub enum Settled {
 pub struct Attached {
     /// Broker, cluster, topic or queue and group as one text, to which the consumer's name is bound.
     pub bound_to: String,
+    /// The broker's address for spans, `host:port` or a host alone: the first where there are several.
+    pub server: Option<String>,
+    /// The name by which the broker knows this client.
+    pub client_id: Option<String>,
     /// How long after its first delivery the broker may deliver a message again; `None` where there is no bound or it
     /// is not known.
     pub redelivery_horizon: Option<Duration>,

@@ -13,7 +13,7 @@ pub(crate) mod spans;
 pub(crate) mod trace_context;
 
 pub use self::{
-    spans::{Link, link_spans_with, request},
+    spans::{Tracing, request, trace_with},
     trace_context::TraceContext,
 };
 
@@ -40,6 +40,15 @@ pub const REASON: &str = "reason";
 
 /// The label of [`BEHIND`]: a partition such as `orders/0`, or the queue's name.
 pub const PART: &str = "part";
+
+/// The label of the metrics of OpenTelemetry's messaging conventions: `receive`, `process`, `settle` or `send`.
+pub const OPERATION: &str = "messaging.operation.name";
+/// Their label `kafka`, `rabbitmq` or `aws_sqs`; of another broker or a webhook its kind.
+pub const SYSTEM: &str = "messaging.system";
+/// Their label of the topic or queue.
+pub const DESTINATION_NAME: &str = "messaging.destination.name";
+/// Their label of Kafka's group.
+pub const GROUP: &str = "messaging.consumer.group.name";
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,6 +96,8 @@ pub fn describe() {
 const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 /// Of ages: from a redelivery at once to one after the default retention.
 const AGES: &[f64] = &[1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0];
+/// The bounds that the messaging conventions advise.
+const OPERATIONS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 const SIZES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0];
 
 macro_rules! metrics {
@@ -214,6 +225,12 @@ metrics! {
         "answers with a status that is about a request and not its operation (401, 403, 408, 425, 429), and was to be kept";
     HTTP_UNTAKEN = "idem.http_untaken", Kind::Counter, Count,
         "protected handlers that answered with success without having used their transaction";
+    OPERATION_DURATION = "messaging.client.operation.duration", Kind::Histogram(OPERATIONS), Seconds,
+        "how long one call to receive, settle or send messages took";
+    CONSUMED_MESSAGES = "messaging.client.consumed.messages", Kind::Counter, Count, "deliveries that the application got";
+    SENT_MESSAGES = "messaging.client.sent.messages", Kind::Counter, Count, "messages that the application tried to send";
+    PROCESS_DURATION = "messaging.process.duration", Kind::Histogram(OPERATIONS), Seconds,
+        "how long one call of the handler took";
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ pub(crate) fn attach(
     })?;
     let starts = start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
+    attached.server = options.brokers.split(',').next().map(|server| without_protocol(server).to_owned());
+    attached.client_id = Some(options.client_id().to_owned());
     warn_of_plaintext(&mut attached, options);
     match runtime.block_on(topic_config(options)) {
         Ok(config) => {
@@ -65,13 +67,17 @@ pub(crate) fn attach(
     Ok((attached, starts))
 }
 
+/// A broker may be named with its protocol, which the client library compares with the setting.
+fn without_protocol(broker: &str) -> &str {
+    let broker = broker.trim();
+    broker.split_once("://").map_or(broker, |(_, host)| host)
+}
+
 fn warn_of_plaintext(attached: &mut Attached, options: &KafkaOptions) {
     if !options.is_in_plaintext() {
         return;
     }
-    // A broker may be named with its protocol, which the client library compares with the setting.
-    let hosts =
-        options.brokers.split(',').map(str::trim).map(|host| host.split_once("://").map_or(host, |(_, host)| host));
+    let hosts = options.brokers.split(',').map(without_protocol);
     attached.warn_of_plaintext(hosts, "set security.protocol=ssl or sasl_ssl");
 }
 

@@ -42,9 +42,12 @@ pub struct KafkaOptions {
     settings: Vec<(String, String)>,
 }
 
+/// The name by which brokers know the client, where the program gives none. idem-service names group and host.
+const CLIENT_ID: &str = "idem";
+
 /// librdkafka's settings for which idem has other defaults. [`KafkaOptions::set`] changes them.
 const DEFAULTS: [(&str, &str); 9] = [
-    ("client.id", "idem"),
+    ("client.id", CLIENT_ID),
     // A member that joins or leaves interrupts only the partitions that move.
     ("partition.assignment.strategy", "cooperative-sticky"),
     ("socket.keepalive.enable", "true"),
@@ -301,10 +304,16 @@ impl KafkaOptions {
         config
     }
 
+    /// The name by which brokers know the client: the last one that was set.
+    pub(crate) fn client_id(&self) -> &str {
+        let set = self.settings.iter().rev().find(|(name, _)| name == "client.id");
+        set.map_or(CLIENT_ID, |(_, value)| value)
+    }
+
     /// The settings with which producers and the administrative client reach the same brokers.
     pub(crate) fn connection_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        config.set("client.id", "idem").set("socket.keepalive.enable", "true");
+        config.set("client.id", self.client_id()).set("socket.keepalive.enable", "true");
         for (name, value) in self.login_defaults() {
             config.set(name, value);
         }

@@ -140,7 +140,8 @@ fn events(options: KafkaOptions) -> Events {
 /// The same for a relay alone.
 pub(crate) fn relayed(part: &KafkaPart) -> Result<Events, BoxError> {
     // Topic and group are a consumer's.
-    let mut options = KafkaOptions::new(&part.brokers, "events", "idem-relay");
+    let mut options =
+        KafkaOptions::new(&part.brokers, "events", "idem-relay").set("client.id", client_id("idem-relay"));
     for (name, value) in &part.settings {
         options = set(options, name, value)?;
     }
@@ -178,12 +179,17 @@ impl Announcing {
     pub(crate) fn events(&self) -> Result<Option<Events>, BoxError> {
         let Some(brokers) = &self.brokers else { return Ok(None) };
         // Topic and group are a consumer's.
-        let mut options = KafkaOptions::new(brokers, "events", "idem-relay");
+        let mut options = KafkaOptions::new(brokers, "events", "idem-relay").set("client.id", client_id("idem-relay"));
         for (name, value) in &self.settings {
             options = set(options, name, value)?;
         }
         Ok(Some(events(options)))
     }
+}
+
+/// The name by which brokers know this process, in their logs, metrics and quotas: whose it is, and on which host.
+fn client_id(group: &str) -> String {
+    format!("{group}-{}", idem_sql::host_name())
 }
 
 /// Sets a setting of the client library, from a file where the value names one.
@@ -204,6 +210,7 @@ impl Kafka {
 
     fn options(&self) -> Result<KafkaOptions, BoxError> {
         let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group)
+            .set("client.id", client_id(&self.group))
             .lane_by(self.lane_by)
             .drain(self.worker.drain + LET_GO);
         if let Some(reset) = self.reset {

@@ -24,6 +24,8 @@ mod keys;
 mod life;
 mod logs;
 mod metrics;
+#[cfg(feature = "otel")]
+mod otel;
 mod page;
 mod program;
 mod rates;

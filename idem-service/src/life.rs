@@ -37,6 +37,8 @@ pub(crate) fn run<L>(
 
 /// The exit status, once the log has ended with the line that says why.
 pub(crate) fn ended(format: LogFormat, ended: Result<(), Failure>) -> Exit {
+    #[cfg(feature = "otel")]
+    crate::otel::end();
     match ended {
         Ok(()) => {
             logs::end();

@@ -54,7 +54,7 @@ impl Write for Event {
 /// Starts the log, and has panics reported there.
 ///
 /// # Errors
-/// One line, where `RUST_LOG` cannot be read.
+/// One line, where `RUST_LOG` or a variable of OpenTelemetry cannot be read.
 pub(crate) fn start(format: LogFormat) -> Result<(), String> {
     let asked = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
     let filter: Targets = asked.parse().map_err(|error| format!("RUST_LOG: {error}"))?;
@@ -65,7 +65,13 @@ pub(crate) fn start(format: LogFormat) -> Result<(), String> {
         LogFormat::Text => log.with_ansi(cfg!(feature = "color") && io::stderr().is_terminal()).boxed(),
         LogFormat::Json => log.json().flatten_event(true).boxed(),
     };
-    let started = tracing_subscriber::registry().with(log.with_filter(filter)).try_init();
+    let registry = tracing_subscriber::registry().with(log.with_filter(filter));
+    #[cfg(feature = "otel")]
+    let registry = {
+        crate::otel::start()?;
+        registry.with(crate::otel::layer())
+    };
+    let started = registry.try_init();
     // It fails only where the program has a log of its own already, which is then used, with its own hook.
     if started.is_ok() {
         report_panics(lines, format);

@@ -1,4 +1,5 @@
-//! `/metrics`: this process's metrics, recorded here and written in Prometheus' text format.
+//! `/metrics`: this process's metrics, recorded here and written in Prometheus' text format. With a collector of OpenTelemetry they go
+//! there too.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,6 +17,15 @@ pub(crate) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The upper bounds of the application's histograms, as in Prometheus' own clients.
 const BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Whether metrics are read: at the admin port, or by a collector.
+pub(crate) fn are_read(at_admin_port: bool) -> bool {
+    #[cfg(feature = "otel")]
+    let at_collector = crate::otel::takes_metrics();
+    #[cfg(not(feature = "otel"))]
+    let at_collector = false;
+    at_admin_port || at_collector
+}
 
 /// Takes the metrics of this process from now on; `None` where the program has a recorder of its own
 /// already.
@@ -35,7 +45,17 @@ struct Tables {
     gauges: Table<AtomicU64>,
     histograms: Table<Buckets>,
     /// Meaning and unit, by the name that Prometheus knows.
-    described: RwLock<HashMap<String, (SharedString, Option<Unit>)>>,
+    described: RwLock<HashMap<String, Described>>,
+    /// The counters and gauges that a collector reads, by their names.
+    #[cfg(feature = "otel")]
+    exported: RwLock<std::collections::HashSet<String>>,
+}
+
+/// Meaning and unit of a metric.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Described {
+    pub(crate) meaning: SharedString,
+    pub(crate) unit: Option<Unit>,
 }
 
 type Table<T> = RwLock<HashMap<Key, Arc<T>>>;
@@ -77,7 +97,7 @@ fn recorded<T>(table: &Table<T>, key: &Key, new: impl FnOnce() -> T) -> Arc<T> {
 impl Recorder for Recorded {
     fn describe_counter(&self, name: KeyName, unit: Option<Unit>, meaning: SharedString) {
         let mut described = self.0.described.write().unwrap_or_else(PoisonError::into_inner);
-        described.entry(valid(name.as_str())).or_insert((meaning, unit));
+        described.entry(valid(name.as_str())).or_insert(Described { meaning, unit });
     }
 
     fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, meaning: SharedString) {
@@ -89,16 +109,56 @@ impl Recorder for Recorded {
     }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        #[cfg(feature = "otel")]
+        self.export(key.name(), crate::otel::count);
         Counter::from_arc(recorded(&self.0.counters, key, AtomicU64::default))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        #[cfg(feature = "otel")]
+        self.export(key.name(), crate::otel::measure);
         Gauge::from_arc(recorded(&self.0.gauges, key, AtomicU64::default))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::from_arc(recorded(&self.0.histograms, key, || Buckets::of(key.name())))
+        let buckets = recorded(&self.0.histograms, key, || Buckets::of(key.name()));
+        #[cfg(feature = "otel")]
+        return crate::otel::histogram(&buckets, key, buckets.bounds, &self.described(key.name()));
+        #[cfg(not(feature = "otel"))]
+        Histogram::from_arc(buckets)
     }
+}
+
+#[cfg(feature = "otel")]
+impl Recorded {
+    fn described(&self, name: &str) -> Described {
+        let described = self.0.described.read().unwrap_or_else(PoisonError::into_inner);
+        described.get(&valid(name)).cloned().unwrap_or_default()
+    }
+
+    /// Hands a metric to the collector the first time that its name is met.
+    fn export(&self, name: &str, export: fn(&Self, &str, &Described)) {
+        if self.0.exported.write().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) {
+            export(self, name, &self.described(name));
+        }
+    }
+
+    /// The counters of this name.
+    pub(crate) fn counters(&self, name: &str) -> Vec<(Key, u64)> {
+        named(&self.0.counters, name)
+    }
+
+    /// The gauges of this name.
+    pub(crate) fn gauges(&self, name: &str) -> Vec<(Key, f64)> {
+        named(&self.0.gauges, name).into_iter().map(|(key, bits)| (key, f64::from_bits(bits))).collect()
+    }
+}
+
+#[cfg(feature = "otel")]
+fn named(table: &Table<AtomicU64>, name: &str) -> Vec<(Key, u64)> {
+    let table = table.read().unwrap_or_else(PoisonError::into_inner);
+    let of_name = table.iter().filter(|(key, _)| key.name() == name);
+    of_name.map(|(key, value)| (key.clone(), value.load(Ordering::Relaxed))).collect()
 }
 
 impl Recorded {
@@ -122,8 +182,8 @@ impl Recorded {
         }
         for (name, samples) in families {
             let described = self.0.described.read().unwrap_or_else(PoisonError::into_inner).get(&name).cloned();
-            let full = full_name(&name, described.as_ref().and_then(|(_, unit)| *unit), kind);
-            if let Some((meaning, _)) = described {
+            let full = full_name(&name, described.as_ref().and_then(|described| described.unit), kind);
+            if let Some(Described { meaning, .. }) = described {
                 let _ = writeln!(text, "# HELP {full} {}", meaning.replace('\\', "\\\\").replace('\n', "\\n"));
             }
             let _ = writeln!(text, "# TYPE {full} {kind}");

@@ -79,7 +79,7 @@ async fn serve<B: Broker, D: Database>(
     check_url::<D>(&settings.flags.database_url).map_err(Failure::refused)?;
     warn_of_redis::<D>(settings.flags.redis_url.as_ref());
     // Before anything takes the handle of a metric.
-    let recorded = settings.flags.admin.as_ref().map(|_| metrics::install());
+    let recorded = metrics::are_read(settings.flags.admin.is_some()).then(metrics::install);
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
     let version = *parts.version.get_or_insert(version);
     for set in std::mem::take(&mut parts.broker) {

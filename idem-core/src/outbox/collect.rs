@@ -17,7 +17,10 @@ use crate::{
     names::{IdempotencyKey, OrderingKey, Tenant},
     outbox::event::{Destination, Event, EventId, PublishError},
     results::result::{REFERENCE_BYTES_MAX, ResultBody},
-    telemetry::trace_context::{TRACEPARENT, TRACESTATE, TraceContext},
+    telemetry::{
+        spans,
+        trace_context::{TRACEPARENT, TRACESTATE, TraceContext},
+    },
 };
 
 /// The largest [status](ResultBody::status) of a result: the largest number of its column.
@@ -72,6 +75,8 @@ pub(crate) struct Collected {
     pub(crate) destination: usize,
     pub(crate) key: IdempotencyKey,
     pub(crate) event: Event,
+    /// The span that published it, where spans are exported.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// Refuses what a column of PostgreSQL cannot hold, on every store and before anything is written.
@@ -266,7 +271,7 @@ impl<'m> Collector<'m> {
                 return Err(PublishError::TooMany { what, max });
             }
         }
-        handed_in.events.push(Collected { destination, key: key.clone(), event });
+        handed_in.events.push(Collected { destination, key: key.clone(), event, trace: spans::current() });
         Ok(EventId(key))
     }
 
@@ -339,10 +344,10 @@ pub const CAUSED_BY: &str = "idemcausedby";
 /// The largest `tracestate` that is passed on: the least that the recommendation (W3C Trace Context, 3.3.1.5) asks for.
 const TRACESTATE_BYTES_MAX: usize = 512;
 
-/// The headers that are stored with an event: the handler's own, the causes, and the trace of the handled message. What the message's
-/// sender wrote is passed on only where it is well formed: the event must not fail at its destination for a header that its handler
-/// never saw.
-pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
+/// The headers that are stored with an event: the handler's own, the causes, and the trace of the span that handled the message, or of
+/// the message itself where no spans are exported. What the message's sender wrote is passed on only where it is well formed: the event
+/// must not fail at its destination for a header that its handler never saw.
+pub(crate) fn headers(event: &Event, message: &Message, trace: Option<TraceContext>) -> Headers {
     let incoming = message.headers();
     let key = message.senders_key();
     let mut headers = event.headers.clone();
@@ -350,14 +355,20 @@ pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
     headers.push(CAUSE, Some(first.unwrap_or(key).to_owned().into()));
     headers.push(CAUSED_BY, Some(key.to_owned().into()));
     let is_own = |name: &str| event.headers.text(name).is_some();
-    if let (Some(_), false) = (TraceContext::of(message), is_own(TRACEPARENT)) {
+    let sender = TraceContext::of(message);
+    let parent = match trace {
+        Some(own) => Some(own.to_string()),
+        None => sender.and_then(|_| incoming.text(TRACEPARENT)).map(str::to_owned),
+    };
+    if let (Some(parent), false) = (parent, is_own(TRACEPARENT)) {
+        // What the systems of another trace added says nothing of this one.
+        let is_one = trace.is_none_or(|own| sender.is_some_and(|sender| sender.trace_id == own.trace_id));
         let is_passed =
             |value: &&str| value.len() <= TRACESTATE_BYTES_MAX && value.bytes().all(|byte| matches!(byte, b' '..=b'~'));
-        let state = incoming.text(TRACESTATE).filter(is_passed).filter(|_| !is_own(TRACESTATE));
-        for (name, value) in [(TRACEPARENT, incoming.text(TRACEPARENT)), (TRACESTATE, state)] {
-            if let Some(value) = value {
-                headers.push(name, Some(value.to_owned().into()));
-            }
+        let state = incoming.text(TRACESTATE).filter(is_passed).filter(|_| is_one && !is_own(TRACESTATE));
+        headers.push(TRACEPARENT, Some(parent.into()));
+        if let Some(state) = state {
+            headers.push(TRACESTATE, Some(state.to_owned().into()));
         }
     }
     debug_assert!(event.headers.text(KEY_FIELD).is_none(), "refused by Event::check");

@@ -26,6 +26,12 @@ use crate::{
         unconfirmed::{TOLD_EVERY, TOLD_MAX, Told, Unconfirmed},
     },
     retry::RetryPolicy,
+    telemetry::{
+        SPANS,
+        handles::SentMetrics,
+        spans,
+        trace_context::{TRACEPARENT, TraceContext},
+    },
 };
 
 /// The most bytes of payloads and headers that are taken at once.
@@ -121,6 +127,8 @@ impl Carrier {
             self.wait(self.settings.poll_idle).await;
         };
         let (keeps, limits) = (self.route.receiver_keeps, self.limits().await);
+        let kind = limits.as_ref().map(|limits| &*limits.kind);
+        let _ = self.line.sent.set(SentMetrics::of(&self.line.destination, kind));
         let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease, keeps, limits);
         let mut had_it = false;
         while !self.stopping.stop.is_cancelled() {
@@ -517,6 +525,7 @@ pub(super) async fn give(
     events: &[&OutgoingEvent],
 ) -> Vec<Result<(), EventError>> {
     let (begun, deadline) = (Instant::now(), settings.publish_deadline);
+    let spans = sending(line, events);
     let publishing = AssertUnwindSafe(async { route.publisher.publish_events(events).await }).catch_unwind();
     let unanswered = |why: String, is_to_blame: bool| {
         let error = EventError::unconfirmed(why);
@@ -539,7 +548,31 @@ pub(super) async fn give(
     line.metrics.publish.record(begun.elapsed());
     answers.truncate(events.len());
     answers.resize_with(events.len(), || Err(unanswered(missing.clone(), is_to_blame)));
+    if let Some(metrics) = line.sent.get() {
+        metrics.sent.record(begun.elapsed());
+        metrics.messages.increment(events.len() as u64);
+    }
+    for (span, answer) in spans.iter().zip(&answers) {
+        match answer {
+            Ok(()) => {}
+            Err(EventError::Refused { .. }) => spans::failed(span, "refused"),
+            Err(_) => spans::failed(span, "unconfirmed"),
+        }
+    }
     answers
+}
+
+/// A span for each event that is given to the publisher, where one is wanted.
+fn sending(line: &Line, events: &[&OutgoingEvent]) -> Vec<tracing::Span> {
+    if !tracing::enabled!(target: SPANS, tracing::Level::DEBUG) {
+        return Vec::new();
+    }
+    let system = line.sent.get().and_then(|metrics| metrics.system.as_deref());
+    let handled = |event: &OutgoingEvent| event.headers.text(TRACEPARENT).and_then(TraceContext::parse);
+    let span = |event: &&OutgoingEvent| {
+        spans::send_event(system, &line.destination, &event.consumer, &event.key, handled(event))
+    };
+    events.iter().map(span).collect()
 }
 
 pub(super) fn injected(injected: failpoint::Injected) -> StoreError {

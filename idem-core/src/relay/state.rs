@@ -18,7 +18,7 @@ use crate::{
     outbox::rows::{DestinationId, Outbox, OutboxBacklog},
     relay::{ends::UNCOUNTED_MAX, unconfirmed::InVain},
     standing::{Condition, Fact},
-    telemetry::handles::RelayMetrics,
+    telemetry::handles::{RelayMetrics, SentMetrics},
 };
 
 /// The text of an error and its causes, for the log.
@@ -49,6 +49,8 @@ pub(super) struct Line {
     /// The id, known once the destination is declared.
     pub(super) id: OnceLock<DestinationId>,
     pub(super) metrics: RelayMetrics,
+    /// Its metrics by the messaging conventions, once its publisher was asked what it takes.
+    pub(super) sent: OnceLock<SentMetrics>,
     published: AtomicU64,
     failed: AtomicU64,
     /// Rises with each settled event, whatever its outcome.
@@ -118,6 +120,7 @@ impl Line {
             destination: destination.into(),
             id: OnceLock::new(),
             metrics: RelayMetrics::of(destination),
+            sent: OnceLock::new(),
             published: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             settled: AtomicU64::new(0),

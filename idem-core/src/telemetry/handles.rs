@@ -1,6 +1,6 @@
 //! The handles that a consumer and a worker record with: taken once, so that recording looks nothing up.
 
-use metrics::{Counter, Gauge, Histogram};
+use metrics::{Counter, Gauge, Histogram, Label};
 
 use crate::{
     dead_letter::Reason,
@@ -8,12 +8,14 @@ use crate::{
     policy::WaitCause,
     telemetry::{
         BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES,
-        CLEANUP_LAG, COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS,
-        DEAD_LETTER_ROWS, DESTINATION, DUPLICATE_AGE, DUPLICATE_SKIPPED, FAILED_RUNS, HALTED, HANDLER_TIME, IN_FLIGHT,
-        IN_FLIGHT_BYTES, INBOX_FREE_SLOTS, INBOX_OLDEST, INBOX_RECEIVED, INBOX_ROWS, LANES_DOWN, Metric,
-        OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_DUE, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
-        OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES,
-        RECORDS, RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+        CLEANUP_LAG, COMMIT_TIME, CONSUMED_MESSAGES, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA,
+        DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DESTINATION, DESTINATION_NAME, DUPLICATE_AGE, DUPLICATE_SKIPPED,
+        FAILED_RUNS, GROUP, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, INBOX_FREE_SLOTS, INBOX_OLDEST,
+        INBOX_RECEIVED, INBOX_ROWS, LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, OPERATION,
+        OPERATION_DURATION, OUTBOX_DUE, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH, OUTBOX_PUBLISHED,
+        OUTBOX_WAITING, PAUSED, PAUSED_FOR, PROCESS_DURATION, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES,
+        RECORDS, RECORDS_OF_LARGEST_TENANT, SENT_MESSAGES, SYSTEM, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+        spans::Destination,
     },
 };
 
@@ -188,6 +190,61 @@ impl RelayMetrics {
             publish: metrics::histogram!(OUTBOX_PUBLISH.name, DESTINATION => destination.to_owned()),
         }
     }
+}
+
+/// The metrics of the messaging conventions for what a worker consumes.
+#[derive(Debug)]
+pub(crate) struct ConsumedMetrics {
+    pub(crate) received: Histogram,
+    pub(crate) settled: Histogram,
+    pub(crate) processed: Histogram,
+    pub(crate) messages: Counter,
+}
+
+impl ConsumedMetrics {
+    pub(crate) fn of(from: &Destination) -> Self {
+        let labels = |operation| {
+            let mut labels = messaging(operation, from.system.as_deref(), &from.name);
+            labels.extend(from.group.clone().map(|group| Label::new(GROUP, group)));
+            labels
+        };
+        Self {
+            received: metrics::histogram!(OPERATION_DURATION.name, labels("receive")),
+            settled: metrics::histogram!(OPERATION_DURATION.name, labels("settle")),
+            processed: metrics::histogram!(PROCESS_DURATION.name, labels("process")),
+            messages: metrics::counter!(CONSUMED_MESSAGES.name, labels("receive")),
+        }
+    }
+}
+
+/// Those for the events of a destination.
+#[derive(Debug)]
+pub(crate) struct SentMetrics {
+    /// The broker's name in the conventions, or the kind of destination.
+    pub(crate) system: Option<String>,
+    pub(crate) sent: Histogram,
+    pub(crate) messages: Counter,
+}
+
+impl SentMetrics {
+    /// `kind` is that of the destination's limits, where its publisher knows them.
+    pub(crate) fn of(destination: &str, kind: Option<&str>) -> Self {
+        let system = kind.map(|kind| if kind == "sqs" { "aws_sqs" } else { kind });
+        let labels = || messaging("send", system, destination);
+        Self {
+            sent: metrics::histogram!(OPERATION_DURATION.name, labels()),
+            messages: metrics::counter!(SENT_MESSAGES.name, labels()),
+            system: system.map(str::to_owned),
+        }
+    }
+}
+
+fn messaging(operation: &'static str, system: Option<&str>, name: &str) -> Vec<Label> {
+    vec![
+        Label::new(OPERATION, operation),
+        Label::new(SYSTEM, system.unwrap_or("other").to_owned()),
+        Label::new(DESTINATION_NAME, name.to_owned()),
+    ]
 }
 
 /// The metrics of an inbox.

@@ -24,7 +24,12 @@ fn on_prometheus(metric: &Metric) -> String {
 fn the_guide_lists_every_metric_and_no_other() {
     let rows: Vec<Vec<&str>> = GUIDE
         .lines()
-        .filter(|line| line.starts_with("| `idem.") || line.starts_with("| `consumer."))
+        .filter(|line| {
+            line.starts_with("| `idem.")
+                || line.starts_with("| `consumer.")
+                || line.starts_with("| `messaging.client.")
+                || line.starts_with("| `messaging.process.")
+        })
         .filter(|line| line.matches('|').count() == 7)
         .map(|line| line.split('|').map(str::trim).skip(1).collect())
         .collect();
@@ -73,15 +78,31 @@ fn a_traceparent_is_read_as_the_recommendation_says_or_not_at_all() {
 
 #[test]
 fn a_destination_is_read_from_what_each_adapter_is_bound_to() {
-    let told = |bound_to| format!("{:?}", Destination::of(bound_to));
-    assert_eq!(
-        told("kafka:M-kd9/orders/ledger/blue"),
-        r#"Destination { system: Some("kafka"), name: "orders", group: Some("ledger/blue") }"#
-    );
-    assert_eq!(told("rabbitmq:///orders"), r#"Destination { system: Some("rabbitmq"), name: "orders", group: None }"#);
-    assert_eq!(
-        told("sqs:arn:aws:sqs:eu-central-1:123456789012:orders"),
-        r#"Destination { system: Some("aws_sqs"), name: "orders", group: None }"#
-    );
-    assert_eq!(told("queue"), r#"Destination { system: None, name: "queue", group: None }"#);
+    for (bound_to, system, name, group) in [
+        ("kafka:M-kd9/orders/ledger/blue", Some("kafka"), "orders", Some("ledger/blue")),
+        ("rabbitmq:///orders", Some("rabbitmq"), "orders", None),
+        ("sqs:arn:aws:sqs:eu-central-1:123456789012:orders", Some("aws_sqs"), "orders", None),
+        ("queue", None, "queue", None),
+    ] {
+        let read = Destination::of(bound_to);
+        assert_eq!((read.system.as_deref(), &*read.name, read.group.as_deref()), (system, name, group));
+    }
+}
+
+#[test]
+fn a_servers_address_and_a_position_are_read_as_the_adapters_write_them() {
+    for (server, address, port) in [
+        ("kafka-1:9092", "kafka-1", Some(9092)),
+        ("[::1]:5672", "::1", Some(5672)),
+        ("::1", "::1", None),
+        ("rabbitmq", "rabbitmq", None),
+    ] {
+        let read = Destination::of("queue").at(Some(server), None);
+        assert_eq!((read.address.as_deref(), read.port), (Some(address), port), "{server}");
+    }
+    let kafka = Destination::of("kafka:M-kd9/orders/ledger");
+    assert_eq!(kafka.position("orders/3/17@1700000000000"), Some(("3", 17)));
+    assert_eq!(kafka.position("orders/3/17"), Some(("3", 17)));
+    assert_eq!(kafka.position("other/3/17"), None);
+    assert_eq!(Destination::of("rabbitmq:///orders").position("orders/3/17"), None);
 }

@@ -23,6 +23,12 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
+    /// The context of a span; `None` where one of the ids is 0, as of a span that does not exist.
+    #[must_use]
+    pub fn new(trace_id: u128, span_id: u64, flags: u8) -> Option<Self> {
+        (trace_id != 0 && span_id != 0).then_some(Self { trace_id, span_id, flags })
+    }
+
     /// The context in a message's header `traceparent`. An invalid or repeated header has none.
     #[must_use]
     pub fn of(message: &Message) -> Option<Self> {
@@ -41,7 +47,7 @@ impl TraceContext {
         }
         let (trace_id, span_id) = (hex(trace_id, 32)?, u64::try_from(hex(span_id, 16)?).ok()?);
         let flags = u8::try_from(hex(flags, 2)?).ok()?;
-        (trace_id != 0 && span_id != 0).then_some(Self { trace_id, span_id, flags })
+        Self::new(trace_id, span_id, flags)
     }
 }
 

@@ -31,7 +31,10 @@ use crate::{
         describe::{code, one_line},
         registration::Registered,
     },
-    telemetry::{handles::UnitMetrics, spans::Destination},
+    telemetry::{
+        handles::{ConsumedMetrics, UnitMetrics},
+        spans::Destination,
+    },
     unit::{
         open_units::OpenUnits,
         unused_tx::{TransactionUse, UNUSED_MAX},
@@ -65,6 +68,8 @@ pub(crate) struct Engine<S: Store> {
     pub(crate) open: Arc<OpenUnits>,
     /// The source of a worker's messages, for spans; unset without a worker.
     pub(crate) source: OnceLock<Destination>,
+    /// Its metrics by the messaging conventions, once the source is known.
+    pub(crate) consumed: OnceLock<ConsumedMetrics>,
     /// The facts about its broker that this source found.
     pub(super) attached: OnceLock<Attached>,
     /// The destinations that handlers may publish to, and the limits of events and results.

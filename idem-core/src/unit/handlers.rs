@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
+use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use crate::{
@@ -216,7 +217,7 @@ async fn run_one<S: Store>(
     let collector = Collector::of_one(&engine.publishing, message);
     let mut tx = tx.collecting(&collector);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
-    match note_end(&span, guarded(ticket, deadline, call).await) {
+    match note_end(&span, timed(engine, guarded(ticket, deadline, call)).await) {
         Handled::Answered(Ok(())) => {}
         Handled::Answered(Err(mut error)) => {
             let Some(outcome) = error.take_outcome() else {
@@ -297,7 +298,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     let mut tx = own.collecting(&collector);
     let span = spans::process(&engine.name, engine.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
-    let answer = match note_end(&span, guarded(ticket, deadline, call).await) {
+    let answer = match note_end(&span, timed(engine, guarded(ticket, deadline, call)).await) {
         Handled::Answered(Ok(answer)) => answer,
         Handled::Answered(Err(error)) => return Err(all(engine.failure(error), TransactionState::Clean)),
         Handled::Panicked => return Err(all(panicked(), TransactionState::Unknown)),
@@ -340,6 +341,16 @@ fn for_all(indexes: &[usize], failure: Failure) -> Vec<(usize, Failure)> {
     let Some((first, others)) = indexes.split_first() else { return Vec::new() };
     let others: Vec<_> = others.iter().map(|index| (*index, failure.clone_text())).collect();
     std::iter::once((*first, failure)).chain(others).collect()
+}
+
+/// Measures a call of the handler for a message of a broker.
+async fn timed<S: Store, T>(engine: &Engine<S>, call: impl Future<Output = T>) -> T {
+    let begun = Instant::now();
+    let answer = call.await;
+    if let Some(metrics) = engine.consumed.get() {
+        metrics.processed.record(begun.elapsed());
+    }
+    answer
 }
 
 /// Runs one call of a handler. The ticket is used up.

@@ -14,7 +14,7 @@ use crate::{
         Bookkeeping as _, Store, StoreIdentity,
         registration::{Registered, Registration},
     },
-    telemetry::spans::Destination,
+    telemetry::{handles::ConsumedMetrics, spans::Destination},
     unit::engine::{Engine, Tenants},
 };
 
@@ -62,7 +62,9 @@ impl<S: Store> Engine<S> {
     /// The same for a worker, which binds the name to its source also where the consumer was started before.
     pub(crate) async fn register_bound(&self, attached: &Attached) -> Result<&Registered, StoreError> {
         // Set once, as the consumer is bound once.
-        let _ = self.source.set(Destination::of(&attached.bound_to));
+        let source = Destination::of(&attached.bound_to).at(attached.server.as_deref(), attached.client_id.as_deref());
+        let _ = self.consumed.set(ConsumedMetrics::of(&source));
+        let _ = self.source.set(source);
         let _ = self.attached.set(attached.clone());
         if self.registered.initialized() {
             self.store.bookkeeping().register(&self.registration(Some(attached))).await?;

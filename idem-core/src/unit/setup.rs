@@ -109,6 +109,7 @@ impl<S: Store> Setup<S> {
             store: self.store,
             metrics: UnitMetrics::of(&name),
             source: OnceLock::new(),
+            consumed: OnceLock::new(),
             name,
             handler_name: self.handler_name,
             version: self.version,

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 use tracing::Instrument as _;
 
@@ -93,7 +96,11 @@ pub(crate) async fn run<S: Store, B: Source>(
             // Injected errors stand for a settlement that got lost; the message comes back.
             let lost = failpoint!(ACK_SENT).is_err();
             let span = spans::settle(&consumer.name, consumer.source.get(), batch.len());
+            let begun = Instant::now();
             let answers = if lost { Vec::new() } else { source.settle(batch).instrument(span).await };
+            if let Some(metrics) = consumer.consumed.get() {
+                metrics.settled.record(begun.elapsed());
+            }
             let _ = failpoint!(ACK_OK);
             let stale = answers.iter().filter(|answer| **answer == Settled::Stale).count();
             stats.stale_settlements.add(stale as u64);

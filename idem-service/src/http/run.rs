@@ -93,7 +93,7 @@ async fn prepare<D: Database>(
     check_url::<D>(&flags.common.database_url).map_err(Failure::refused)?;
     warn_of_redis::<D>(flags.common.redis_url.as_ref());
     // Before anything takes the handle of a metric.
-    let recorded = flags.common.admin.as_ref().map(|_| metrics::install());
+    let recorded = metrics::are_read(flags.common.admin.is_some()).then(metrics::install);
     let mut parts = own().await.map_err(|error| Failure::refused(texts(&error)))?;
     let version = *parts.version.get_or_insert(version);
     status.of_consumer(parts.name);

@@ -49,7 +49,7 @@ fn start(settings: File) -> Result<(), Failure> {
 async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), destinations = settings.destination.len(), "starting a relay");
     // Before anything takes the handle of a metric.
-    let recorded = settings.admin.as_ref().map(|_| metrics::install());
+    let recorded = metrics::are_read(settings.admin.is_some()).then(metrics::install);
     let refused = |error: BoxError| Failure::refused(texts(&error));
     let place =
         Place { url: settings.database_url().map_err(refused)?.into(), schema: settings.schema().map_err(refused)? };

@@ -157,9 +157,14 @@ async fn next<S: Store, B: Source>(
 
 async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Result<Received<B::Handle>, SourceError> {
     let span = spans::receive(&shared.consumer.name, shared.consumer.source.get());
+    let begun = Instant::now();
     let received = shared.source.receive(max).instrument(span.clone()).await;
     if let Ok(Received::Deliveries(deliveries)) = &received {
         span.record("messaging.batch.message_count", deliveries.len());
+        if let Some(metrics) = shared.consumer.consumed.get() {
+            metrics.received.record(begun.elapsed());
+            metrics.messages.increment(deliveries.len() as u64);
+        }
     }
     received
 }

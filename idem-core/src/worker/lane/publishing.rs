@@ -1,6 +1,8 @@
 //! Makes sure that a dead letter is whole in its row, or published, before its message is settled. A message that is in
 //! neither place is not acknowledged.
 
+use tracing::Instrument as _;
+
 use crate::{
     bugs::{self, Bug},
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
@@ -8,6 +10,7 @@ use crate::{
     policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},
+    telemetry::spans,
     worker::{shared::Shared, view::incidents::IncidentKind},
 };
 
@@ -56,7 +59,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         if stored.published_at.is_some() {
             return Secured::Kept;
         }
-        let mut published = dead_letter::publish(&**publisher, dead_letter).await;
+        let mut published = self.publish(&**publisher, dead_letter).await;
         if let Err(error) = &published
             && error.class() == ErrorClass::Permanent
             && stored.payload_kept
@@ -86,6 +89,15 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
+    async fn publish(&self, publisher: &dyn Publisher, dead_letter: &DeadLetter) -> Result<(), SourceError> {
+        let span = spans::send_dead_letter(self.consumer.source.get(), dead_letter, &self.consumer.name);
+        let published = dead_letter::publish(publisher, dead_letter).instrument(span.clone()).await;
+        if published.is_err() {
+            spans::failed(&span, "unconfirmed");
+        }
+        published
+    }
+
     /// The topic or queue can never take this dead letter, and the row has it. Readers of the topic or queue get the facts.
     async fn publish_without_payload(
         &self,
@@ -94,7 +106,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         row: DeadLetterId,
         refused: &SourceError,
     ) -> Result<(), SourceError> {
-        dead_letter::publish(publisher, &dead_letter.without_payload(row)).await?;
+        self.publish(publisher, &dead_letter.without_payload(row)).await?;
         if let Some(left_out) = self.lines.unrecorded.pass() {
             tracing::warn!(
                 idem.consumer = %self.consumer.name, row = row.0, origin = %dead_letter.message.origin(),

@@ -9,6 +9,8 @@
 
 #[cfg(idem_bugs)]
 pub mod bugs;
+#[cfg(feature = "collector")]
+pub mod collector;
 mod dead_letter;
 mod decide;
 mod deliver;

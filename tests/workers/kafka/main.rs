@@ -50,6 +50,7 @@ mod shared_page;
 mod start;
 mod storm;
 mod topic;
+mod traces;
 #[path = "../shared/worker.rs"]
 mod worker;
 

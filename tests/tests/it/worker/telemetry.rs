@@ -255,15 +255,16 @@ async fn a_process_span_is_linked_to_the_producers() {
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("idem"));
     let _guard = set_default(tracing_subscriber::registry().with(layer));
-    assert!(telemetry::link_spans_with(|span, producer| {
+    let link = |span: &tracing::Span, sender: &telemetry::TraceContext| {
         span.add_link(SpanContext::new(
-            TraceId::from(producer.trace_id),
-            SpanId::from(producer.span_id),
-            TraceFlags::new(producer.flags),
+            TraceId::from(sender.trace_id),
+            SpanId::from(sender.span_id),
+            TraceFlags::new(sender.flags),
             true,
             TraceState::NONE,
         ));
-    }));
+    };
+    assert!(telemetry::trace_with(telemetry::Tracing { continues: link, links: link, context: |_| None }));
     let fixture = Fixture::new();
     fixture.queue.publish(message("linked", "fine").with_id("m-1").with_header("traceparent", TRACE)).unwrap();
     fixture.queue.publish(message("invalid", "fine").with_header("traceparent", "00-0-0-00")).unwrap();

@@ -79,7 +79,7 @@ fn options(target: &Target) -> Result<PostgresOptions, Failure> {
 }
 
 fn url(target: &Target) -> Result<&str, Failure> {
-    let missing = "--database-url (or the variable DATABASE_URL) must be given";
+    let missing = "--database-url (or the variable DATABASE_URL or DATABASE_URL_FILE) must be given";
     let url = target.database_url.as_deref().ok_or_else(|| Failure::refused(missing))?;
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(url);

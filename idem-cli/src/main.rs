@@ -48,7 +48,11 @@ fn relay(_: &Path) -> ExitCode {
     Failure::refused(why).tell().into()
 }
 
-fn run(line: CommandLine) -> Result<Exit, Failure> {
+fn run(mut line: CommandLine) -> Result<Exit, Failure> {
+    // Those that ask no database have no use for it.
+    if !matches!(line.command, Command::New(_) | Command::Completions { .. }) {
+        line.target.read_file()?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Bug, format!("the system gives no runtime: {error}")))?;
     let is_json = line.is_json();

@@ -56,7 +56,32 @@ fn s9_a_url_that_is_wrong_or_in_the_wrong_place_is_not_repeated() {
     let answer = command(&[], &["stats", &secret]);
     assert_eq!(answer.status, 2);
     assert!(!answer.err.contains(PASSWORD), "{answer:?}");
-    command(&[], &["stats"]).refused("--database-url (or the variable DATABASE_URL) must be given");
+    command(&[], &["stats"])
+        .refused("--database-url (or the variable DATABASE_URL or DATABASE_URL_FILE) must be given");
+}
+
+/// S9: the URL comes from a file too, as a secret is mounted. Which file it is, and what is in it, is shown nowhere.
+#[tokio::test]
+async fn s9_the_url_comes_from_a_file() {
+    let fixture = Fixture::new().await;
+    let file = std::env::temp_dir().join(format!("{}-url", fixture.schema));
+    std::fs::write(&file, format!("{}\r\n", fixture.url)).unwrap();
+    let path = file.to_str().unwrap();
+    let of_file = [("DATABASE_URL_FILE", path), ("IDEM_SCHEMA", fixture.schema.as_str())];
+    command(&of_file, &["stats"]).ok();
+    // A flag is nearer than a variable.
+    let other = command(&of_file, &["stats", "--database-url", "postgres://idem@127.0.0.1:1/idem"]);
+    assert_eq!(other.status, 3, "{other:?}");
+    let both = [("DATABASE_URL", fixture.url.as_str()), ("DATABASE_URL_FILE", path)];
+    command(&both, &["stats"]).refused("both set");
+    std::fs::write(&file, "\n").unwrap();
+    command(&of_file, &["stats"]).refused("is empty");
+    std::fs::remove_file(&file).unwrap();
+    let gone = command(&of_file, &["stats"]);
+    assert!(!gone.err.contains(path), "{gone:?}");
+    gone.refused("cannot be read");
+    command(&of_file, &["completions", "bash"]).ok();
+    fixture.drop().await;
 }
 
 /// S5: a producer's text does not steer an operator's terminal.

@@ -4,6 +4,7 @@ use crate::{
     names::{ConsumerName, IdempotencyKey, ScopeId, Tenant},
     outbox::collect::{CAUSED_BY, Collector, PublishRules},
     results::result::ResultBody,
+    telemetry::trace_context::TraceContext,
 };
 
 fn message(key: Option<&str>) -> Message {
@@ -248,6 +249,30 @@ fn causes_travel_and_the_trace_is_no_content() {
     let sent = row(&message(Some("4:acme 7:POST /t order-1")).with_senders_key("order-1"));
     assert_eq!((sent.headers.text(CAUSE), sent.headers.text(CAUSED_BY)), (Some("order-1"), Some("order-1")));
     assert_eq!(sent.key, joined.key);
+}
+
+/// J120: an event goes on from the span that published it. What other systems added to the trace goes with it, and to no other trace.
+#[test]
+fn j120_an_event_carries_the_span_that_published_it() {
+    let sender = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let of = |trace: &str| TraceContext::parse(trace).expect("a context");
+    let own = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
+    let other = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let message = message(Some("order-1")).with_header("traceparent", sender).with_header("tracestate", "vendor=1");
+    let carried = |event: &Event, trace: Option<&str>| {
+        let headers = collect::headers(event, &message, trace.map(of));
+        ["traceparent", "tracestate"].map(|name| headers.text(name).map(str::to_owned))
+    };
+    let plain = Event::to("a");
+    for (trace, carries) in [
+        (None, [Some(sender), Some("vendor=1")]),
+        (Some(own), [Some(own), Some("vendor=1")]),
+        (Some(other), [Some(other), None]),
+    ] {
+        assert_eq!(carried(&plain, trace), carries.map(|value| value.map(str::to_owned)), "{trace:?}");
+    }
+    let set = Event::to("a").header("traceparent", other);
+    assert_eq!(carried(&set, Some(own)), [Some(other.to_owned()), None], "the handler's own");
 }
 
 #[test]

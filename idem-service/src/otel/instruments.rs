@@ -27,13 +27,12 @@ pub(crate) fn count(recorded: &Recorded, name: &str, described: &Described) {
     let (of, named) = (recorded.clone(), name.to_owned());
     let instrument = meter.u64_observable_counter(name.to_owned()).with_unit(unit(described.unit));
     let instrument = instrument.with_description(described.meaning.to_string());
-    drop(
-        instrument
-            .with_callback(move |observer| {
-                of.counters(&named).iter().for_each(|(key, value)| observer.observe(*value, &attributes(key)));
-            })
-            .build(),
-    );
+    // The meter keeps the callback.
+    let _instrument = instrument
+        .with_callback(move |observer| {
+            of.counters(&named).iter().for_each(|(key, value)| observer.observe(*value, &attributes(key)));
+        })
+        .build();
 }
 
 /// Has the gauges of this name read at each export.
@@ -42,13 +41,12 @@ pub(crate) fn measure(recorded: &Recorded, name: &str, described: &Described) {
     let (of, named) = (recorded.clone(), name.to_owned());
     let instrument = meter.f64_observable_gauge(name.to_owned()).with_unit(unit(described.unit));
     let instrument = instrument.with_description(described.meaning.to_string());
-    drop(
-        instrument
-            .with_callback(move |observer| {
-                of.gauges(&named).iter().for_each(|(key, value)| observer.observe(*value, &attributes(key)));
-            })
-            .build(),
-    );
+    // The meter keeps the callback.
+    let _instrument = instrument
+        .with_callback(move |observer| {
+            of.gauges(&named).iter().for_each(|(key, value)| observer.observe(*value, &attributes(key)));
+        })
+        .build();
 }
 
 /// A histogram that goes to both readers.

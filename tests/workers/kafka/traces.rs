@@ -1,6 +1,6 @@
 //! What a collector of OpenTelemetry gets from two workers in a row.
 
-use idem_testkit::collector::{CollectedSpan, Collector};
+use idem_testkit::collector::{CollectedPoint, CollectedSpan, Collector};
 use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::FutureRecord,
@@ -32,6 +32,29 @@ fn send(topic: &Topic, payload: &str) {
     let traceparent = format!("00-{TRACE}-{SENDER}-01");
     let headers = OwnedHeaders::new().insert(Header { key: "traceparent", value: Some(&traceparent) });
     topic.send_record(FutureRecord::to(&topic.name).key("k").payload(payload).headers(headers));
+}
+
+/// The metrics of the first worker: one event of one purchase, and one dead letter.
+fn check_metrics(points: &[CollectedPoint]) {
+    let value = |name: &str, operation: &str| {
+        let is_it = |of: &str| operation.is_empty() || of == operation;
+        let found: Vec<f64> = points
+            .iter()
+            .filter(|point| point.service == "shop" && point.name == name)
+            .filter(|point| is_it(point.attributes.get("messaging.operation.name").map_or("", String::as_str)))
+            .map(|point| point.value)
+            .collect();
+        assert_eq!(found.len(), 1, "{name} {operation}: {points:#?}");
+        found[0]
+    };
+    assert_eq!(value("messaging.client.consumed.messages", "receive"), 2.0);
+    assert_eq!(value("messaging.client.sent.messages", "send"), 1.0);
+    assert_eq!(value("messaging.client.operation.duration", "send"), 1.0);
+    assert!(value("messaging.client.operation.duration", "settle") >= 1.0);
+    assert!(value("messaging.process.duration", "process") >= 1.0);
+    assert_eq!(value("idem.processed", ""), 1.0);
+    let unit = points.iter().find(|point| point.name == "messaging.process.duration").map(|point| &*point.unit);
+    assert_eq!(unit, Some("s"));
 }
 
 /// J120: the trace of a message goes on through two consumers, and through the topic between them, as one; its dead letter has a span
@@ -92,26 +115,7 @@ async fn j120_one_trace_over_two_consumers_is_one_trace() {
     assert_eq!(sent.attributes.get("messaging.system").map(String::as_str), Some("kafka"));
     assert_eq!(sent.attributes.get("messaging.message.id"), then.attributes.get("idem.key"));
 
-    let points = collector.points();
-    let value = |name: &str, operation: &str| {
-        let is_it = |of: &str| operation.is_empty() || of == operation;
-        let found: Vec<f64> = points
-            .iter()
-            .filter(|point| point.service == "shop" && point.name == name)
-            .filter(|point| is_it(point.attributes.get("messaging.operation.name").map_or("", String::as_str)))
-            .map(|point| point.value)
-            .collect();
-        assert_eq!(found.len(), 1, "{name} {operation}: {points:#?}");
-        found[0]
-    };
-    assert_eq!(value("messaging.client.consumed.messages", "receive"), 2.0);
-    assert_eq!(value("messaging.client.sent.messages", "send"), 1.0);
-    assert_eq!(value("messaging.client.operation.duration", "send"), 1.0);
-    assert!(value("messaging.client.operation.duration", "settle") >= 1.0);
-    assert!(value("messaging.process.duration", "process") >= 1.0);
-    assert_eq!(value("idem.processed", ""), 1.0);
-    let unit = points.iter().find(|point| point.name == "messaging.process.duration").map(|point| &*point.unit);
-    assert_eq!(unit, Some("s"));
+    check_metrics(&collector.points());
     shop.remove().await;
     accounts.remove().await;
 }

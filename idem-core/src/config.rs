@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-pub use crate::{names::ParseNameError, retry::RetryPolicy};
+pub use crate::{
+    names::ParseNameError,
+    retry::{Later, RetryPolicy},
+};
 
 use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention};
 
@@ -333,6 +336,15 @@ impl WorkerSettings {
         let rule = "it must be from 1 ms to retry.max";
         span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;
         span("retry.max", self.retry.max, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
+        for delay in self.retry.later.delays() {
+            span(
+                "retry.later",
+                *delay,
+                Duration::from_secs(1),
+                HOURS_12 * 2,
+                "each delay must be from 1 s to 24 hours",
+            )?;
+        }
         span("give_back_after", self.give_back_after, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
         if let Some(idle_for) = self.until_idle {
             span("until_idle", idle_for, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;

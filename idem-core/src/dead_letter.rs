@@ -192,6 +192,8 @@ pub struct Due {
     pub message: Message,
     /// The key under which it runs; `None` where it never had one, and then it fails as before.
     pub key: Option<IdempotencyKey>,
+    /// The attempts that were made before it was set aside until a time; 0 of a replay, whose attempts count from the beginning.
+    pub attempts: u32,
     /// Whether another run had it and did not end it before its lease was over: it may have ended that process.
     pub was_taken: bool,
 }
@@ -203,6 +205,17 @@ pub enum DueEnd {
     Processed,
     /// The message had been handled before.
     Duplicate,
+    /// It failed again, and has a later try.
+    Again {
+        /// Until then, by the database's clock.
+        after: Duration,
+        /// Why.
+        reason: Reason,
+        /// The attempts that were made.
+        attempts: u32,
+        /// The error.
+        error: String,
+    },
     /// It failed again, and stays a dead letter.
     Failed {
         /// Why.
@@ -219,6 +232,7 @@ impl DueEnd {
         match self {
             Self::Processed => "processed".to_owned(),
             Self::Duplicate => "duplicate".to_owned(),
+            Self::Again { reason, error, .. } => format!("waits: {reason}: {error}"),
             Self::Failed { reason, error } => format!("failed: {reason}: {error}"),
         }
     }

@@ -25,6 +25,8 @@ pub(crate) struct Known {
     pub(crate) attempt: u32,
     /// The attempts that a message gets.
     pub(crate) attempts_max: u32,
+    /// The later tries that follow them, each one attempt.
+    pub(crate) later: u32,
     /// How often in a row it ran again after a conflict with another transaction.
     pub(crate) again: u32,
     /// Connections that were lost under its handler when it ran alone.
@@ -75,6 +77,8 @@ pub(crate) enum Action {
     Wait(WaitCause),
     /// Hold for the back-off; the attempt stays counted.
     Retry,
+    /// Keep as a row until its next later try, which has this number, from 1; the attempt stays counted.
+    Later(u32),
     /// Set aside.
     DeadLetter,
     /// Stop the worker: a person must change something first.
@@ -149,7 +153,7 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
         // a deploy is about to bring back (A27). One that stays so is the message's own, or its handler's.
         Seen::Failed(Infrastructure) if !known.waited_long => Action::Wait(WaitCause::Database),
         Seen::Failed(Permanent) => Action::DeadLetter,
-        Seen::Failed(Transient | RunUnitAgain | Infrastructure) => charge(known),
+        Seen::Failed(Transient | RunUnitAgain | Infrastructure) => charge_handler(known),
 
         Seen::Contended | Seen::StoreFailed(RunUnitAgain) if known.again < AGAIN_MAX => Action::RunAgain,
         Seen::Contended | Seen::StoreFailed(RunUnitAgain) => charge(known),
@@ -171,6 +175,14 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
 
         Seen::BookkeepingFailed(RunUnitAgain) => Action::RunAgain,
         Seen::BookkeepingFailed(Transient | Permanent) => Action::Wait(WaitCause::Bookkeeping),
+    }
+}
+
+/// A failure of its handler that may pass with time.
+fn charge_handler(known: &Known) -> Action {
+    match (charge(known), known.attempt.saturating_sub(known.attempts_max)) {
+        (Action::DeadLetter, tried_later) if tried_later < known.later => Action::Later(tried_later + 1),
+        (action, _) => action,
     }
 }
 

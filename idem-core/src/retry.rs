@@ -1,8 +1,52 @@
-//! How long a failed message waits, and how many attempts it gets.
+//! How long a failed message waits, and how many attempts it gets: those at once, held in memory, and later ones, as rows.
 
 use std::time::Duration;
 
 use crate::setters::setters;
+
+/// The delays of the later tries of a message whose [attempts at once](RetryPolicy::attempts) are used up, in their order: each is one
+/// attempt. Meanwhile the message is a row of the store, and its broker has it no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Later {
+    delays: [Duration; Self::MAX],
+    tries: u8,
+}
+
+impl Later {
+    /// No later tries: a message whose attempts are used up is a dead letter.
+    pub const NONE: Self = Self { delays: [Duration::ZERO; Self::MAX], tries: 0 };
+    /// How many delays there may be.
+    pub const MAX: usize = 8;
+
+    /// Later tries after these delays; `None` where there are more than [`Self::MAX`].
+    pub fn new(delays: impl IntoIterator<Item = Duration>) -> Option<Self> {
+        let mut later = Self::NONE;
+        for delay in delays {
+            *later.delays.get_mut(usize::from(later.tries))? = delay;
+            later.tries += 1;
+        }
+        Some(later)
+    }
+
+    /// The delays.
+    #[must_use]
+    pub fn delays(&self) -> &[Duration] {
+        self.delays.get(..usize::from(self.tries)).unwrap_or_default()
+    }
+
+    /// How many later tries there are.
+    #[must_use]
+    pub const fn tries(&self) -> u32 {
+        self.tries as u32
+    }
+
+    /// The delay before later try number `number` (from 1), spread: never shorter than was asked for, and up to half as long again.
+    #[must_use]
+    pub fn delay(&self, number: u32, spread: f64) -> Option<Duration> {
+        let place = usize::try_from(number.checked_sub(1)?).ok()?;
+        self.delays().get(place).map(|delay| delay.mul_f64(1.0 + spread.clamp(0.0, 1.0) / 2.0))
+    }
+}
 
 /// The attempts of a message, and the waits between them: each is longer than the one before by the same factor, from
 /// `first` after the first attempt to `max` before the last, and at least doubles up to `max`. Each is spread by jitter, so
@@ -18,11 +62,13 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// The longest wait. Defaults to 30 s.
     pub max: Duration,
+    /// The tries after those. None by default.
+    pub later: Later,
 }
 
 impl Default for RetryPolicy {
     fn default() -> Self {
-        Self { attempts: 5, first: Duration::from_millis(200), max: Duration::from_secs(30) }
+        Self { attempts: 5, first: Duration::from_millis(200), max: Duration::from_secs(30), later: Later::NONE }
     }
 }
 
@@ -34,7 +80,7 @@ impl RetryPolicy {
     /// checks it.
     #[must_use]
     pub const fn new(attempts: u32, first: Duration, max: Duration) -> Self {
-        Self { attempts, first, max }
+        Self { attempts, first, max, later: Later::NONE }
     }
 
     setters! {
@@ -44,6 +90,8 @@ impl RetryPolicy {
         first: Duration,
         /// Sets the longest wait.
         max: Duration,
+        /// Sets the tries after those.
+        later: Later,
     }
 
     /// The wait after attempt number `attempt` (from 1). `spread` in `0.0..1.0` picks a point between five sixths of the
@@ -92,6 +140,17 @@ mod tests {
         for attempt in [9, 32, u32::MAX] {
             assert_eq!(policy.backoff(attempt, 1.0), Duration::from_secs(30));
         }
+    }
+
+    #[test]
+    fn a_later_try_is_never_before_its_delay() {
+        let delays = [30, 120].map(Duration::from_secs);
+        let later = Later::new(delays).unwrap();
+        assert_eq!((later.delays(), later.tries()), (&delays[..], 2));
+        assert_eq!(later.delay(1, 0.0), Some(Duration::from_secs(30)));
+        assert_eq!(later.delay(2, 1.0), Some(Duration::from_secs(180)));
+        assert_eq!((later.delay(0, 0.0), later.delay(3, 0.0), Later::NONE.delay(1, 0.0)), (None, None, None));
+        assert_eq!(Later::new([Duration::from_secs(1); 9]), None, "more than there is room for");
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct StoreCapabilities {
     /// Whether a claim is a lease: it outlives the unit that made it, and ends by time. A lease may end while a handler still calls other
     /// systems, so such a store is refused with [`Effects::Outside`](crate::Effects::Outside).
     pub leases: bool,
+    /// Whether a message can be kept as a row until a time: [`Bookkeeping::put_aside`].
+    pub sets_aside: bool,
 }
 
 impl StoreCapabilities {
@@ -83,6 +85,7 @@ impl StoreCapabilities {
             messages_max: None,
             joins_effects: true,
             leases: false,
+            sets_aside: false,
         }
     }
 
@@ -103,6 +106,8 @@ impl StoreCapabilities {
         joins_effects: bool,
         /// Sets whether a claim is a lease.
         leases: bool,
+        /// Sets whether a message can be kept as a row until a time.
+        sets_aside: bool,
     }
 }
 
@@ -438,6 +443,20 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// payload that was not kept is kept now, where this letter says so. A copy from another origin puts a row whose replay
     /// has ended before the operator again.
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
+
+    /// Keeps a message that failed as a row that is [due](Self::take_due) after this time, by the database's clock. It is the row of
+    /// its [identity](DeadLetter::identity), as in [`store_dead_letter`](Self::store_dead_letter): one that waits already goes on waiting
+    /// as it did, and one that was over waits now. The count of its attempts goes on.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] by a store without [`sets_aside`](StoreCapabilities::sets_aside).
+    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<StoredDeadLetter, StoreError> {
+        let _ = after;
+        Err(StoreError::Refused {
+            problem: format!("this store keeps no message of `{}` until a later try", letter.consumer),
+            cure: "Leave later tries off, or use a store that has them".to_owned(),
+        })
+    }
 
     /// How many bytes the dead letters of a consumer hold, over all its tenants: payloads that are kept, headers and errors, and
     /// about [`DEAD_LETTER_ROW_BYTES`](crate::dead_letter::DEAD_LETTER_ROW_BYTES) for the rest of each row. Those that a replay has handled do not count. Where all that

@@ -24,11 +24,11 @@ fn everything_seen() -> Vec<Seen> {
 
 fn everything_known() -> Vec<Known> {
     let mut all = Vec::new();
-    for attempt in [0, 1, 5] {
+    for (attempt, later) in [(0, 0), (1, 0), (5, 0), (5, 2), (6, 2), (7, 2)] {
         for again in [0, AGAIN_MAX] {
             for lost in 0..=OUTAGES_MAX {
                 for waited_long in [false, true] {
-                    all.push(Known { attempt, attempts_max: 5, again, lost, waited_long });
+                    all.push(Known { attempt, attempts_max: 5, later, again, lost, waited_long });
                 }
             }
         }
@@ -38,10 +38,13 @@ fn everything_known() -> Vec<Known> {
 
 /// The facts known, in the words of the table.
 fn parts(known: &Known) -> [&'static str; 4] {
-    let attempt = match known.attempt {
-        0 => "in a batch",
-        1 => "attempt 1 of 5",
-        _ => "attempt 5 of 5",
+    let attempt = match (known.attempt, known.later) {
+        (0, _) => "in a batch",
+        (1, _) => "attempt 1 of 5",
+        (_, 0) => "attempt 5 of 5",
+        (5, _) => "attempt 5 of 5 and 2 later",
+        (6, _) => "attempt 6 of 5 and 2 later",
+        _ => "attempt 7 of 5 and 2 later",
     };
     [
         attempt,
@@ -92,18 +95,20 @@ fn d20_the_table_of_what_follows_a_failure() {
 /// visibly, or stops the worker.
 #[test]
 fn d20_a_message_that_is_charged_ends() {
-    for seen in everything_seen() {
-        let mut known = Known { attempts_max: 5, ..Known::default() };
-        for _ in 0..20 {
+    for (seen, later) in everything_seen().into_iter().flat_map(|seen| [(seen, 0), (seen, 4)]) {
+        let mut known = Known { attempts_max: 5, later, ..Known::default() };
+        for _ in 0..30 {
             match after(&known, seen) {
                 Action::RunAgain => known.again += 1,
-                Action::RunAlone | Action::Retry => (known.attempt, known.again) = (known.attempt + 1, 0),
+                Action::RunAlone | Action::Retry | Action::Later(_) => {
+                    (known.attempt, known.again) = (known.attempt + 1, 0)
+                }
                 Action::AwaitTheDatabase | Action::Wait(_) => known.lost += 1,
                 Action::ClaimAgain | Action::AskTheDatabase | Action::DeadLetter | Action::Stop => {}
             }
         }
         let last = after(&known, seen);
-        assert!(known.attempt <= 5, "{seen:?}: {known:?}");
-        assert!(!matches!(last, Action::RunAlone | Action::Retry), "{seen:?}: {last:?}");
+        assert!(known.attempt <= 5 + later, "{seen:?}: {known:?}");
+        assert!(!matches!(last, Action::RunAlone | Action::Retry | Action::Later(_)), "{seen:?}: {last:?}");
     }
 }

@@ -185,6 +185,7 @@ impl Rounds {
             | Action::AwaitTheDatabase
             | Action::Wait(_)
             | Action::Retry
+            | Action::Later(_)
             | Action::DeadLetter
             | Action::Stop => {
                 let failed = (0..items).map(|_| Decision::Failed(store_failure::<S>(&error)));

@@ -134,6 +134,12 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
     /// [`ConfigError`] with field, value and rule.
     pub fn build(self) -> Result<Worker<S, B>, ConfigError> {
         self.settings.check(&self.consumer.engine.settings)?;
+        let later = self.settings.retry.later.delays();
+        if !later.is_empty() && !self.consumer.engine.store.capabilities().sets_aside {
+            let rule =
+                "the consumer's store keeps no message until a later try: leave it empty, or use a store that does";
+            return Err(ConfigError::new("retry.later", format!("{later:?}"), rule));
+        }
         let engine = &self.consumer.engine;
         let build = |relay: RelayBuilder| relay.build_for(Some(engine.name.clone()));
         let relay = self.relay.transpose()?.map(build).transpose()?;

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    dead_letter::{DUE_LEASE, Due},
+    dead_letter::{DUE_LEASE, Due, DueEnd},
     error::StoreError,
     failpoint,
     source::{Assignment, Source},
@@ -64,7 +64,8 @@ async fn note<S: Store, B: Source>(shared: &Shared<S, B>) -> bool {
         let _ = failpoint!(DUE_ENDED);
         ends.iter().for_each(|(id, _)| shared.due.state().forget(*id));
         // Counted once it is noted: a caller that waits for the count may ask for the next replay.
-        shared.stats.replayed.add(ends.len() as u64);
+        let over = ends.iter().filter(|(_, end)| !matches!(end, DueEnd::Again { .. }));
+        shared.stats.replayed.add(over.count() as u64);
     }
     if !released.is_empty() {
         // Where this fails their leases run out.
@@ -126,6 +127,10 @@ async fn hand_over<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &Lane
     let Some(mut job) = intake::identify(shared, row.message, row.key, from, Assignment::default(), None).await else {
         return;
     };
+    if row.attempts > 0 {
+        job.attempts_before = row.attempts;
+        job.isolate();
+    }
     if row.was_taken {
         job.isolation = Isolation::Process;
     }

@@ -3,6 +3,7 @@
 use std::{
     borrow::Borrow,
     hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -59,6 +60,8 @@ pub(crate) struct DeadLetterCause {
     pub(crate) in_claim: bool,
     /// The fault that it counts as.
     pub(crate) counts: Counts,
+    /// Until its later try, where it has one: it is kept as a row until then, and is no dead letter.
+    pub(crate) after: Option<Duration>,
 }
 
 /// The fault that a dead letter counts as, beyond its own message.
@@ -120,6 +123,8 @@ pub(crate) struct Job<H> {
     /// Whether the broker says that it may have delivered this message before.
     pub(crate) redelivered: bool,
     pub(crate) isolation: Isolation,
+    /// The attempts before it was kept as a row until now; it has one more, however many it gets at once.
+    pub(crate) attempts_before: u32,
     /// It is known that no record of its key existed a moment ago.
     pub(crate) looked_up: bool,
     /// The answer to the commit of its handler's writes was lost. A copy in the same unit is not marked, nor is a message that
@@ -153,6 +158,7 @@ impl<H> Job<H> {
             assignment,
             redelivered: false,
             isolation: Isolation::None,
+            attempts_before: 0,
             looked_up: false,
             unresolved: false,
             attempt: Attempt::Uncounted,

@@ -136,6 +136,7 @@ mod tests {
             hash: None,
             in_claim: false,
             counts: Counts::Handler,
+            after: None,
         }
     }
 

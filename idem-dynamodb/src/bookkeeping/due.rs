@@ -333,7 +333,7 @@ impl DynamoBookkeeping {
             let Some(due) = letter::due_at(&item) else { return Ok(()) };
             let row = self.requests.get(&due).await.map_err(failed)?.unwrap_or_default();
             let Some(by) = row.number("by") else { return Ok(()) };
-            if matches!(end, DueEnd::Failed { .. }) && by != i64::from(run.0) {
+            if matches!(end, DueEnd::Failed { .. } | DueEnd::Again { .. }) && by != i64::from(run.0) {
                 return Ok(());
             }
             let held = Change::default().on("#by = :by").name("#by", "by").value(":by", number(by));

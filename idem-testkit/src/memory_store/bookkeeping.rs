@@ -6,7 +6,7 @@ mod due;
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -318,6 +318,16 @@ impl Bookkeeping for MemoryStore {
         self.book("storing a dead letter", store).await
     }
 
+    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<StoredDeadLetter, StoreError> {
+        let store = |state: &mut State| {
+            let now = state.now();
+            let stored = state.books.store_dead_letter(letter, now, Folding::ByIdentity);
+            state.books.wait_until(stored.id, now + after);
+            stored
+        };
+        self.book("keeping a message for a later try", store).await
+    }
+
     async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError> {
         let counts_all = self.shared.has(Defect::MeasuresEverybodysDeadLetters);
         let sum = |state: &mut State| {
@@ -395,7 +405,11 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError> {
-        self.book("ending replays", |state| state.books.end_due(run, ends)).await
+        let end = |state: &mut State| {
+            let now = state.now();
+            state.books.end_due(run, ends, now);
+        };
+        self.book("ending replays", end).await
     }
 
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {

@@ -147,7 +147,7 @@ impl MemoryStore {
             Writers::PerKey => StoreCapabilities::server(),
             Writers::One => StoreCapabilities::embedded(),
         };
-        Self::claiming(writers, capabilities.outbox(true).results(true), defect)
+        Self::claiming(writers, capabilities.outbox(true).results(true).sets_aside(true), defect)
     }
 
     fn claiming(writers: Writers, capabilities: StoreCapabilities, defect: Option<Defect>) -> Self {

@@ -10,6 +10,7 @@
 
 mod deliver;
 mod guide;
+mod later;
 mod memory;
 #[cfg(feature = "failpoints")]
 mod prove;

@@ -321,7 +321,17 @@ pub(super) async fn identify<S: Store, B: Source>(
 
 fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> DeadLetterCause {
     let Failure { reason, class, text, code, .. } = failure;
-    DeadLetterCause { reason, class, text, code, key, hash: None, in_claim: false, counts: Counts::Producer }
+    DeadLetterCause {
+        reason,
+        class,
+        text,
+        code,
+        key,
+        hash: None,
+        in_claim: false,
+        counts: Counts::Producer,
+        after: None,
+    }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and no record may show it.
@@ -342,8 +352,17 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             let reason = Reason::OlderThanRetention;
             let class = ErrorClass::Permanent;
             let counts = Counts::Nothing;
-            job.dead =
-                Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, in_claim: false, counts }));
+            job.dead = Some(Box::new(DeadLetterCause {
+                reason,
+                class,
+                text,
+                code: None,
+                key,
+                hash,
+                in_claim: false,
+                counts,
+                after: None,
+            }));
         }
         OlderThanRetention::Halt => {
             shared.halt(&format!("run {}", shared.run), &text).await;

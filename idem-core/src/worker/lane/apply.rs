@@ -195,6 +195,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                     hash,
                     in_claim: false,
                     counts,
+                    after: None,
                 }));
                 self.dead_letter(job).await;
             }

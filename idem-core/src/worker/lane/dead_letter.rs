@@ -36,10 +36,18 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
         if let DeliveredBy::Row(id) = job.from {
-            let end = DueEnd::Failed { reason: dead.reason, error: dead.text.clone() };
+            let (reason, error) = (dead.reason, dead.text.clone());
+            let end = match dead.after {
+                Some(after) => DueEnd::Again { after, reason, attempts: job.attempt.number(), error },
+                None => DueEnd::Failed { reason, error },
+            };
+            if dead.after.is_none() && job.attempts_before > 0 {
+                self.shared.stats.dead_lettered.add(1);
+                self.shared.metrics.dead_lettered(dead.reason);
+            }
             return self.shared.due.ended(id, end);
         }
-        if dead.counts == Counts::Handler && self.breaker_holds(&job) {
+        if dead.counts == Counts::Handler && dead.after.is_none() && self.breaker_holds(&job) {
             if bugs::planted(Bug::OpenBreakerRetries) {
                 return self.run_for_ever(job).await;
             }
@@ -52,7 +60,12 @@ impl<S: Store, B: Source> Lane<S, B> {
             Room::Facts => dead_letter.keep_payload = false,
             Room::Nothing => return self.unkeepable(job, None, &self.shared.no_room()).await,
         }
-        let stored = match self.shared.consumer.store.bookkeeping().store_dead_letter(&dead_letter).await {
+        let books = self.shared.consumer.store.bookkeeping();
+        let stored = match dead.after {
+            Some(after) => books.put_aside(&dead_letter, after).await,
+            None => books.store_dead_letter(&dead_letter).await,
+        };
+        let stored = match stored {
             Ok(stored) => stored,
             Err(_) if bugs::planted(Bug::DeadLetterWithoutRow) => {
                 if let DeliveredBy::Broker(handle) = job.from {
@@ -72,6 +85,13 @@ impl<S: Store, B: Source> Lane<S, B> {
         let place = Place::of(&job);
         if let Some(place) = &place {
             self.shared.unsettled.written(place.clone(), dead, dead_letter.attempts);
+        }
+        if dead.after.is_some() {
+            self.note_dead_letter(dead);
+            if let DeliveredBy::Broker(handle) = job.from {
+                self.shared.settle_dead_letter(handle, Durable::dead_lettered(), job.permit, place);
+            }
+            return;
         }
         // Injected errors stand for a process that stops here: the message comes back and is dead-lettered once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {

@@ -100,6 +100,14 @@ impl<S: Store, B: Source> Lane<S, B> {
                     self.retry(job, &failure).await;
                 }
             }
+            Action::Later(number) => {
+                let failure = failed.into_failure::<S>();
+                for job in jobs {
+                    let spread = self.shared.settings.retry.later.delay(number, fastrand::f64());
+                    let after = failure.retry_after.or(spread).unwrap_or_default();
+                    self.try_later(job, failure.clone_text(), after).await;
+                }
+            }
             Action::DeadLetter => {
                 // A handler failed, or lost its connection, that another delivery may run meanwhile, unless it said that no run can
                 // succeed. Where the claim itself fails there is none to wait for.
@@ -124,7 +132,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         // Of a unit of several, no fact about a single message is known.
         let [job] = jobs else { return known };
         let waited_long = self.shared.has_waited_long(job, WaitCause::Database);
-        Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
+        let later = if self.waits_alone(job) { self.shared.settings.retry.later.tries() } else { 0 };
+        Known { attempt: job.attempt.number(), later, lost: job.lost, waited_long, ..known }
     }
 
     fn run_again(&mut self, mut jobs: Vec<Job<B::Handle>>, error: &str) {
@@ -187,6 +196,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// An attempt failed, and there are more.
     async fn retry(&mut self, mut job: Job<B::Handle>, failure: &Failure) {
         let attempt = job.attempt.number();
+        let long = failure.retry_after.filter(|wanted| *wanted > self.shared.settings.retry.max);
+        if let Some(after) = long.filter(|_| self.waits_alone(&job)) {
+            return self.try_later(job, failure.clone_text(), after).await;
+        }
         tracing::debug!(
             idem.consumer = %self.shared.consumer.name, attempt, error = failure.text, "the message is tried again later"
         );
@@ -194,6 +207,19 @@ impl<S: Store, B: Source> Lane<S, B> {
         (job.attempt, job.again) = (job.attempt.ended(), 0);
         let wait = failure.retry_after.unwrap_or_else(|| self.shared.settings.retry.between_attempts(attempt));
         self.hold(job, WaitCause::Retry, wait).await;
+    }
+
+    /// Whether it may be kept as a row while other messages go on: it has an ordering key of no kind, and later tries are on.
+    fn waits_alone(&self, job: &Job<B::Handle>) -> bool {
+        let has_later = self.shared.settings.retry.later.tries() > 0;
+        has_later && job.item.claim.is_some() && job.item.message.ordering_key().is_none()
+    }
+
+    /// Keeps a message as a row until its later try.
+    async fn try_later(&mut self, mut job: Job<B::Handle>, failure: Failure, after: Duration) {
+        self.shared.stats.retries.add(1);
+        self.failed_for(&mut job, failure, false, Some(after));
+        self.dead_letter(job).await;
     }
 
     /// Holds a message that is not charged, and says what it waits for: at first, and then ever more rarely.
@@ -225,16 +251,21 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) async fn set_aside(&mut self, mut job: Job<B::Handle>, failure: Failure, in_claim: bool) {
-        let claim = job.item.claim.as_ref();
-        job.attempt = Attempt::Ended(job.attempt.number().max(1));
-        let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
-        let (Failure { reason, class, text, code, .. }, counts) = (failure, Counts::Handler);
-        job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, in_claim, counts }));
+        self.failed_for(&mut job, failure, in_claim, None);
         if in_claim {
             self.set_aside_in_claim(job).await;
         } else {
             self.dead_letter(job).await;
         }
+    }
+
+    /// Marks a message with the failure for which it leaves the lane: for good, or until a later try.
+    fn failed_for(&self, job: &mut Job<B::Handle>, failure: Failure, in_claim: bool, after: Option<Duration>) {
+        let claim = job.item.claim.as_ref();
+        job.attempt = Attempt::Ended(job.attempt.number().max(1));
+        let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
+        let (Failure { reason, class, text, code, .. }, counts) = (failure, Counts::Handler);
+        job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, in_claim, counts, after }));
     }
 
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.

@@ -381,7 +381,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 }
             }
         };
-        if attempt.number() > self.settings.retry.attempts {
+        if attempt.number() > self.settings.retry.attempts.max(job.attempts_before + 1) {
             return Attempted::Exhausted(attempt);
         }
         if may_kill

@@ -174,5 +174,5 @@ pub(super) fn due(row: &Row) -> Result<Due, StoreError> {
         message = message.with_ordering_key(OrderingKey::new(key));
     }
     let (id, scope) = (DeadLetterId(row.get("id")?), ScopeId(row.get("consumer")?));
-    Ok(Due { id, scope, message, key: key(row)?, was_taken: row.get("was_taken")? })
+    Ok(Due { id, scope, message, key: key(row)?, attempts: 0, was_taken: row.get("was_taken")? })
 }

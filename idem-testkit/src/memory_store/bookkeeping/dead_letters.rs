@@ -24,6 +24,8 @@ pub(super) struct DeadLetterRow {
     /// The first copy, as a replay brings it; without its payload where that was not kept, and then it cannot be replayed.
     pub(super) message: Message,
     pub(super) state: RowState,
+    /// Whether it waits for a later try, not for a replay that an operator asked for.
+    pub(super) waits: bool,
     /// The lease of a row that runs.
     pub(super) taken: Option<(SystemTime, RunId)>,
 }
@@ -155,6 +157,7 @@ impl Books {
             last_at: now,
             message: stored_message(&dead_letter.message, dead_letter.message.payload().filter(|_| kept).cloned()),
             state: RowState::Over,
+            waits: false,
             taken: None,
         });
         seen

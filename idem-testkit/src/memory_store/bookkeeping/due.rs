@@ -49,6 +49,7 @@ impl Books {
             let sequence = row.sequence();
             row.state = if sequence.is_some() { RowState::Behind(now) } else { RowState::Due(now) };
             row.seen.replayed = None;
+            row.waits = false;
             let (scope, key, hash) = (row.scope, row.seen.key.clone(), row.hash);
             sequences.extend(sequence);
             self.end_count(scope, key.as_ref(), hash);
@@ -128,9 +129,18 @@ impl Books {
             bytes += row.message.payload().map_or(0, Bytes::len) as u64;
             let was_taken = row.taken.replace((now, run)).is_some();
             let (scope, message, key) = (row.scope, row.message.clone(), row.seen.key.clone());
-            taken.push(Due { id, scope, message, key, was_taken });
+            let attempts = if row.waits { row.seen.attempts } else { 0 };
+            taken.push(Due { id, scope, message, key, attempts, was_taken });
         }
         taken
+    }
+
+    /// Lets a row that is over wait until a time; one that waits already is left as it is.
+    pub(super) fn wait_until(&mut self, id: DeadLetterId, at: SystemTime) {
+        if let Some(row) = self.find(id).filter(|row| row.state == RowState::Over) {
+            (row.state, row.waits) = (RowState::Due(at), true);
+            row.seen.replayed = None;
+        }
     }
 
     pub(super) fn renew_due(&mut self, run: RunId, ids: &[DeadLetterId], now: SystemTime) {
@@ -153,16 +163,23 @@ impl Books {
     }
 
     /// A row that has ended stays as it ended: a worker that was thought dead may come late.
-    pub(super) fn end_due(&mut self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) {
+    pub(super) fn end_due(&mut self, run: RunId, ends: &[(DeadLetterId, DueEnd)], now: SystemTime) {
         let mut sequences = BTreeSet::new();
         for (id, end) in ends {
             let counts = |row: &&mut DeadLetterRow| match end {
                 DueEnd::Processed | DueEnd::Duplicate => row.taken.is_some(),
-                DueEnd::Failed { .. } => row.is_of(run),
+                DueEnd::Failed { .. } | DueEnd::Again { .. } => row.is_of(run),
             };
             if let Some(row) = self.find(*id).filter(counts) {
-                (row.state, row.taken) = (RowState::Over, None);
-                row.seen.replayed = Some(storable(&end.outcome()));
+                row.taken = None;
+                if let DueEnd::Again { after, reason, attempts, error } = end {
+                    (row.state, row.waits) = (RowState::Due(now + *after), true);
+                    (row.seen.reason, row.seen.attempts, row.last_at) = (*reason, *attempts, now);
+                    row.seen.error = storable(error);
+                } else {
+                    (row.state, row.waits) = (RowState::Over, false);
+                    row.seen.replayed = Some(storable(&end.outcome()));
+                }
                 sequences.extend(row.sequence());
             }
         }

@@ -114,12 +114,18 @@ pub enum Bug {
     ReadsInboxByNumber,
     /// A row that is due is ended before its message's effect is committed (C18).
     EndsRowsBeforeCommit,
+    /// A message is acknowledged before its row is committed, as which it waits for a later try.
+    SettlesBeforeTheRow,
+    /// Each later try of a message that fails counts for the breaker, and not the message once.
+    LaterTriesOpenTheBreaker,
+    /// Each later try is the first attempt, so that a message that always fails has no end.
+    LaterTriesStartOver,
 }
 
 #[cfg(idem_bugs)]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 57] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -174,6 +180,9 @@ impl Bug {
         Self::AcknowledgesBeforeInbox,
         Self::ReadsInboxByNumber,
         Self::EndsRowsBeforeCommit,
+        Self::SettlesBeforeTheRow,
+        Self::LaterTriesOpenTheBreaker,
+        Self::LaterTriesStartOver,
     ];
 }
 

@@ -341,7 +341,7 @@ impl WorkerSettings {
                 "retry.later",
                 *delay,
                 Duration::from_secs(1),
-                HOURS_12 * 2,
+                Later::LONGEST,
                 "each delay must be from 1 s to 24 hours",
             )?;
         }

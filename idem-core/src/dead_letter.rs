@@ -179,6 +179,26 @@ pub struct StoredDeadLetter {
     pub loss_accepted: bool,
     /// How its last replay ended, where there was one.
     pub replayed: Option<String>,
+    /// Until when it waits for a later try; `None` of a dead letter, and of one whose replay an operator asked for.
+    pub waits_until: Option<SystemTime>,
+}
+
+/// What became of a message that was put aside until a later try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutAside {
+    /// It is written, as this row.
+    Written(DeadLetterId),
+    /// This row of the same message is not over, and stands for it.
+    Known(DeadLetterId),
+}
+
+impl PutAside {
+    /// The row.
+    #[must_use]
+    pub const fn id(self) -> DeadLetterId {
+        let (Self::Written(id) | Self::Known(id)) = self;
+        id
+    }
 }
 
 /// A dead letter that runs again, as the store hands it out.
@@ -209,20 +229,31 @@ pub enum DueEnd {
     Again {
         /// Until then, by the database's clock.
         after: Duration,
-        /// Why.
-        reason: Reason,
-        /// The attempts that were made.
-        attempts: u32,
-        /// The error.
-        error: String,
+        /// How it failed.
+        failure: DueFailure,
     },
-    /// It failed again, and stays a dead letter.
-    Failed {
-        /// Why.
-        reason: Reason,
-        /// The error.
-        error: String,
-    },
+    /// It failed again, and is a dead letter.
+    Failed(DueFailure),
+}
+
+/// How a row that was due failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DueFailure {
+    /// Why.
+    pub reason: Reason,
+    /// The error.
+    pub error: String,
+    /// The attempts that were made, over all its tries; 0 where none was, and then the row keeps its number.
+    pub attempts: u32,
+    /// Shared by all that failed alike; `None` where the row keeps its own.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl DueFailure {
+    /// A failure without an attempt.
+    pub fn new(reason: Reason, error: impl Into<String>) -> Self {
+        Self { reason, error: error.into(), attempts: 0, fingerprint: None }
+    }
 }
 
 impl DueEnd {
@@ -232,8 +263,17 @@ impl DueEnd {
         match self {
             Self::Processed => "processed".to_owned(),
             Self::Duplicate => "duplicate".to_owned(),
-            Self::Again { reason, error, .. } => format!("waits: {reason}: {error}"),
-            Self::Failed { reason, error } => format!("failed: {reason}: {error}"),
+            Self::Again { failure: DueFailure { reason, error, .. }, .. } => format!("waits: {reason}: {error}"),
+            Self::Failed(DueFailure { reason, error, .. }) => format!("failed: {reason}: {error}"),
+        }
+    }
+
+    /// How it failed, where it did.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&DueFailure> {
+        match self {
+            Self::Processed | Self::Duplicate => None,
+            Self::Again { failure, .. } | Self::Failed(failure) => Some(failure),
         }
     }
 }

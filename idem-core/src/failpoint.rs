@@ -81,6 +81,9 @@ pub const DUE_TAKEN: &str = "due_taken";
 /// The ends of rows are noted.
 pub const DUE_ENDED: &str = "due_ended";
 
+/// The row of a message that waits for a later try is committed, and the message is not settled yet. It is not among [`ALL`].
+pub const PUT_ASIDE: &str = "put_aside";
+
 /// Those that replays pass, and no message of a source. They are not among [`ALL`].
 pub const OF_REPLAYS: [&str; 2] = [DUE_TAKEN, DUE_ENDED];
 

@@ -17,6 +17,8 @@ impl Later {
     pub const NONE: Self = Self { delays: [Duration::ZERO; Self::MAX], tries: 0 };
     /// How many delays there may be.
     pub const MAX: usize = 8;
+    /// The longest delay, and for how long at most a message waits whose handler asks for a later try itself.
+    pub const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
     /// Later tries after these delays; `None` where there are more than [`Self::MAX`].
     pub fn new(delays: impl IntoIterator<Item = Duration>) -> Option<Self> {

@@ -32,7 +32,7 @@ pub use self::{
 };
 use crate::{
     cleanup::Cleaner,
-    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, PutAside, StoredDeadLetter},
     error::{BoxError, ErrorClass, StoreError},
     hash::PayloadHash,
     names::{ConsumerName, IdempotencyKey, Tenant},
@@ -442,15 +442,20 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Reason, attempts, error and fingerprint are those of the last copy; message and headers are those of the first. A
     /// payload that was not kept is kept now, where this letter says so. A copy from another origin puts a row whose replay
     /// has ended before the operator again.
+    ///
+    /// A message of which a row [waits](StoredDeadLetter::waits_until) for a later try is that row. Nothing is written then, and
+    /// the count of its attempts goes on.
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
 
-    /// Keeps a message that failed as a row that is [due](Self::take_due) after this time, by the database's clock. It is the row of
-    /// its [identity](DeadLetter::identity), as in [`store_dead_letter`](Self::store_dead_letter): one that waits already goes on waiting
-    /// as it did, and one that was over waits now. The count of its attempts goes on.
+    /// Keeps a message that failed as a row that is [due](Self::take_due) after this time, at most 36 hours, by the database's clock. The
+    /// count of its attempts goes on. The message has a key and no ordering key, and its payload is kept.
+    ///
+    /// A row of the same key and payload that is not over stands for it, whatever its reason, and stays as it is. Else the row is that of
+    /// its [identity](DeadLetter::identity): a dead letter that was over waits from now on.
     ///
     /// # Errors
     /// [`StoreError::Refused`] by a store without [`sets_aside`](StoreCapabilities::sets_aside).
-    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<StoredDeadLetter, StoreError> {
+    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<PutAside, StoreError> {
         let _ = after;
         Err(StoreError::Refused {
             problem: format!("this store keeps no message of `{}` until a later try", letter.consumer),
@@ -473,8 +478,8 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError>;
 
     /// Makes these dead letters due now, on behalf of an operator: running workers of the consumer handle them again, their
-    /// attempts counted from the beginning. Returns how many were marked. One that is due already is not marked again, and neither
-    /// is one whose payload was not kept.
+    /// attempts counted from the beginning. So does a message that waits for a later try. Returns how many were marked. One whose
+    /// replay was asked for already is not marked again, and neither is one that runs, or whose payload was not kept.
     async fn due_now(&self, ids: &[DeadLetterId], by: &str) -> Result<u64, StoreError>;
 
     /// Takes rows that are due, as many as there is room for, and returns them in the order in which they are to run. From then on they
@@ -493,6 +498,9 @@ pub trait Bookkeeping: Send + Sync + 'static {
 
     /// Notes how rows ended. The rows behind them in their ordering keys may then be taken. Ending a row again changes nothing, and a
     /// failure counts only where the run still has the row.
+    ///
+    /// A row that waited for a later try is removed once its message is handled. If it fails for good, it is a dead letter from then on, as
+    /// [`store_dead_letter`](Self::store_dead_letter) would write it, and the count of its attempts ends.
     async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError>;
 
     /// Reads the operators' control of the consumer.

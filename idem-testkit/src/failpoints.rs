@@ -6,7 +6,7 @@
 //!
 //! Entries are separated by `;`. Each is `point=[skip+][times*]action`: the first `skip` passes do nothing, the next
 //! `times` do `action`, all later ones do nothing again. Without `skip` it begins with the first pass, without `times`
-//! it never ends. The points are those of [`idem_core::failpoint::ALL`], [`OF_REPLAYS`](idem_core::failpoint::OF_REPLAYS) and [`REFUSED`](idem_core::failpoint::REFUSED), and the actions:
+//! it never ends. The points are those of [`idem_core::failpoint::ALL`], [`OF_REPLAYS`](idem_core::failpoint::OF_REPLAYS), [`REFUSED`](idem_core::failpoint::REFUSED) and [`PUT_ASIDE`](idem_core::failpoint::PUT_ASIDE), and the actions:
 //!
 //! | action | what happens at the point |
 //! |---|---|
@@ -110,7 +110,7 @@ fn parse_entry(entry: &str) -> Result<Armed, ParseFailpointsError> {
         .iter()
         .copied()
         .chain(failpoint::OF_REPLAYS)
-        .chain([failpoint::REFUSED])
+        .chain([failpoint::REFUSED, failpoint::PUT_ASIDE])
         .find(|point| *point == name.trim());
     let point = known.ok_or_else(|| ParseFailpointsError::UnknownPoint { name: name.trim().to_owned() })?;
     let (skip, rest) = rest.split_once('+').map_or(Ok((0, rest)), |(skip, rest)| Ok((number(skip, 0)?, rest)))?;

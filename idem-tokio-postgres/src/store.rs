@@ -109,7 +109,7 @@ impl Store for PostgresStore {
     type Unit = PostgresUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
-        let mut capabilities = StoreCapabilities::server().outbox(true).results(true);
+        let mut capabilities = StoreCapabilities::server().outbox(true).results(true).sets_aside(true);
         capabilities.concurrent_handlers = true;
         capabilities
     }

@@ -62,6 +62,7 @@ DROP FUNCTION {schema}.next_events;
 DROP FUNCTION {schema}.first_sent;
 DROP FUNCTION {schema}.server_identity;
 DROP FUNCTION {schema}.end_due;
+DROP FUNCTION {schema}.put_aside;
 DROP FUNCTION {schema}.release_due;
 DROP FUNCTION {schema}.renew_due;
 DROP FUNCTION {schema}.take_due;

@@ -227,7 +227,7 @@ CREATE TABLE {schema}.message_attempts (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02
 );
 
--- Messages that will not run again by themselves. A malformed message may have no key.
+-- Messages that failed: those that wait for a later try, and those that will not run again by themselves. A malformed message may have no key.
 CREATE TABLE {schema}.dead_letters (
     id                  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     consumer            int         NOT NULL,
@@ -256,11 +256,11 @@ CREATE TABLE {schema}.dead_letters (
     first_at            timestamptz NOT NULL DEFAULT now(),
     last_at             timestamptz NOT NULL DEFAULT now(),
     published_at        timestamptz,
-    -- 0 it is over, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
+    -- 0 it is dead, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
     state               smallint    NOT NULL DEFAULT 0,
     -- Of states 1 and 2: from when it may run.
     due_at              timestamptz,
-    -- The operator who asked for the last replay.
+    -- The operator who asked for the last replay. NULL in states 1 and 2: it waits for a later try, and its attempts go on.
     due_by              text        COLLATE "C",
     -- The lease of a row that runs: since when, the worker's run, and its login, by the server. Once the lease is over, another worker
     -- takes the row.
@@ -291,7 +291,7 @@ CREATE INDEX idx_dead_letters_key ON {schema}.dead_letters (consumer, key_id) WH
 CREATE INDEX idx_dead_letters_last ON {schema}.dead_letters (last_at);
 
 CREATE INDEX idx_dead_letters_open ON {schema}.dead_letters (consumer)
-    WHERE replayed_at IS NULL OR pg_catalog.starts_with(replay_outcome, 'failed');
+    WHERE state = 0 AND (replayed_at IS NULL OR pg_catalog.starts_with(replay_outcome, 'failed'));
 
 CREATE INDEX idx_dead_letters_due ON {schema}.dead_letters (consumer, state, due_at, id) WHERE state <> 0;
 
@@ -388,7 +388,7 @@ $idem$;
 
 -- Rows that are due
 --
--- A row runs again when an operator asks for it. Of an ordering key one row is the head: it alone has state 1, and the rows behind it are
+-- A row runs again when an operator asks for it, or when the time of its later try has come. Of an ordering key one row is the head: it alone has state 1, and the rows behind it are
 -- taken with it or become the head after it. So no two workers run rows of one key at a time, and a key's order is kept. Whoever changes
 -- which row is the head holds the lock of the scope, which is its row in controls: claims read that row without a lock. These functions
 -- have the rights of the table's owner, because a worker changes no state in another way, and only the login that took a row ends,
@@ -430,8 +430,8 @@ BEGIN
 END
 $idem$;
 
--- Makes dead letters due now that are over and have their payload, and returns their ids. Their attempts are counted from the beginning,
--- and the caches of committed keys are emptied.
+-- Makes dead letters due now that have their payload, and rows that wait for a later try and do not run, and returns their ids. Their
+-- attempts are counted from the beginning, and the caches of committed keys are emptied.
 CREATE FUNCTION {schema}.due_now(ids bigint[], asked_by text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET jit = off
@@ -443,12 +443,12 @@ DECLARE
     busy_scopes int[];
     busy_keys bytea[];
 BEGIN
-    scopes := ARRAY(SELECT DISTINCT d.consumer FROM {schema}.dead_letters AS d WHERE d.id = ANY (ids) AND d.state = 0::int2);
+    scopes := ARRAY(SELECT DISTINCT d.consumer FROM {schema}.dead_letters AS d WHERE d.id = ANY (ids) AND (d.state = 0::int2 OR d.due_by IS NULL AND d.taken_at IS NULL));
     PERFORM {schema}.lock_due(scopes);
     -- Ordering keys of which a row is due already. Their head gives way to an earlier row, unless it runs.
     SELECT array_agg(k.consumer), array_agg(k.ordering_key) FROM (
         SELECT DISTINCT d.consumer, d.ordering_key FROM {schema}.dead_letters AS d
-        WHERE d.id = ANY (ids) AND d.state = 0::int2 AND d.consumer = ANY (scopes) AND EXISTS (
+        WHERE d.id = ANY (ids) AND (d.state = 0::int2 OR d.due_by IS NULL AND d.taken_at IS NULL) AND d.consumer = ANY (scopes) AND EXISTS (
             SELECT FROM {schema}.dead_letters AS w
             WHERE w.consumer = d.consumer AND w.ordering_key = d.ordering_key AND w.state <> 0::int2)) AS k
     INTO busy_scopes, busy_keys;
@@ -459,11 +459,11 @@ BEGIN
             AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS w
                 WHERE w.consumer = d.consumer AND w.ordering_key = d.ordering_key AND w.state <> 0::int2) THEN 1 ELSE 2 END AS state
         FROM {schema}.dead_letters AS d
-        WHERE d.id = ANY (ids) AND d.consumer = ANY (scopes) AND d.state = 0::int2 AND (d.payload IS NOT NULL OR NOT d.has_payload)
+        WHERE d.id = ANY (ids) AND d.consumer = ANY (scopes) AND (d.state = 0::int2 OR d.due_by IS NULL AND d.taken_at IS NULL) AND (d.payload IS NOT NULL OR NOT d.has_payload)
     ), marked AS (
         UPDATE {schema}.dead_letters AS d SET state = chosen.state, due_at = now(), due_by = asked_by, replayed_at = NULL,
             replay_outcome = NULL
-        FROM chosen WHERE d.id = chosen.id AND d.state = 0::int2
+        FROM chosen WHERE d.id = chosen.id AND (d.state = 0::int2 OR d.due_by IS NULL AND d.taken_at IS NULL)
         RETURNING d.id, d.consumer, d.key_id, d.payload_hash
     ), recounted AS (
         UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM marked AS m
@@ -475,6 +475,44 @@ BEGIN
     SELECT array_agg(m.id ORDER BY m.id) FROM marked AS m INTO due;
     PERFORM {schema}.lead_due(busy_scopes, busy_keys);
     RETURN QUERY SELECT u.id FROM unnest(due) AS u (id);
+END
+$idem$;
+
+-- Keeps a message as a row that is due after so many microseconds, 36 hours at most. A row of its key and payload that is not over stands
+-- for it and stays as it is: a redelivery and a copy are no second row. Returns the row, NULL where it ended in between, and whether it is
+-- written. A worker's login may insert any row and ask for any replay, so this gives it no right that it lacks.
+CREATE FUNCTION {schema}.put_aside(of_consumer int, from_origin text, of_key_id uuid, of_key text, of_hash bytea, of_hash_id int, why text,
+        made int, with_error text, content bytea, content_bytes bigint, with_payload boolean, with_headers json, of_message_id text,
+        of_type text, of_record_key bytea, of_identity bytea, of_fingerprint text, after bigint)
+    RETURNS TABLE (id bigint, is_written boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+DECLARE
+    due timestamptz := clock_timestamp() + least(greatest(after, 0), 129600000000)::float8 * interval '1 microsecond';
+    written bigint;
+BEGIN
+    PERFORM {schema}.keep_payload(d.id, content) FROM {schema}.dead_letters AS d
+    WHERE d.consumer = of_consumer AND d.identity = of_identity AND d.payload IS NULL AND d.has_payload;
+    INSERT INTO {schema}.dead_letters AS d (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts,
+        error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, identity, fingerprint, state, due_at)
+    SELECT of_consumer, from_origin, from_origin, of_key_id, of_key, of_hash, of_hash_id, why, made, with_error, content, content_bytes,
+        with_payload, with_headers, of_message_id, of_type, of_record_key, of_identity, of_fingerprint, 1, due
+    WHERE NOT EXISTS (SELECT FROM {schema}.dead_letters AS w WHERE w.consumer = of_consumer AND w.key_id = of_key_id
+        AND w.payload_hash = of_hash AND w.state <> 0::int2)
+    ON CONFLICT (consumer, identity) DO UPDATE SET state = 1, due_at = due, due_by = NULL, reason = why, attempts = made,
+        error = with_error, fingerprint = of_fingerprint, last_at = now(), replayed_at = NULL, replay_outcome = NULL,
+        copies = least(d.copies, 9223372036854775806::int8) + (from_origin NOT IN (d.origin, d.last_origin))::int4::int8,
+        last_origin = CASE WHEN from_origin = d.origin THEN d.last_origin ELSE from_origin END
+        WHERE d.state = 0::int2 AND d.ordering_key IS NULL AND (d.payload IS NOT NULL OR NOT d.has_payload)
+    RETURNING d.id INTO written;
+    RETURN QUERY SELECT coalesce(written, (SELECT w.id FROM {schema}.dead_letters AS w WHERE w.consumer = of_consumer
+        AND w.key_id = of_key_id AND w.payload_hash = of_hash AND w.state <> 0::int2 ORDER BY w.id LIMIT 1)), written IS NOT NULL;
 END
 $idem$;
 
@@ -509,7 +547,7 @@ $idem$;
 -- run at a time, so their leases end together.
 CREATE FUNCTION {schema}.take_due(of_name text, run int, rows_max bigint, bytes_max bigint, lease bigint)
     RETURNS TABLE (id bigint, consumer int, origin text, idempotency_key text, payload bytea, has_payload boolean, headers text,
-        message_id text, message_type text, record_key bytea, ordering_key bytea, was_taken boolean)
+        message_id text, message_type text, record_key bytea, ordering_key bytea, attempts int, was_taken boolean)
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -570,10 +608,11 @@ BEGIN
         UPDATE {schema}.dead_letters AS d SET taken_at = clock_timestamp(), taken_by = run, taken_login = session_user
         FROM measured AS m WHERE d.ctid = m.place AND m.bytes_before < bytes_max
         RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers, d.message_id,
-            d.message_type, d.record_key, d.ordering_key, m.was_taken, m.step, m.due_at, m.head
+            d.message_type, d.record_key, d.ordering_key, CASE WHEN d.due_by IS NULL THEN d.attempts ELSE 0 END AS attempts,
+            m.was_taken, m.step, m.due_at, m.head
     )
     SELECT t.id, t.consumer, t.origin, t.idempotency_key, t.payload, t.has_payload, t.headers, t.message_id, t.message_type,
-        t.record_key, t.ordering_key, t.was_taken
+        t.record_key, t.ordering_key, t.attempts, t.was_taken
     FROM taken AS t ORDER BY t.step, t.due_at, t.head;
 END
 $idem$;
@@ -626,8 +665,11 @@ END
 $idem$;
 
 -- Ends rows, each with its outcome, lets the next row of each ordering key go, and returns how many it has ended. A failure counts
--- only where the run still has the row: another run may be about to handle it. A row that was handled is over whoever has it now.
-CREATE FUNCTION {schema}.end_due(ids bigint[], outcomes text[], run int) RETURNS bigint
+-- only where the run still has the row: another run may be about to handle it. A row that was handled is over whoever has it now. One that
+-- waited for a later try is removed then, and is a dead letter where it failed for good. Where after is not negative the row waits again, for
+-- so many microseconds.
+CREATE FUNCTION {schema}.end_due(ids bigint[], outcomes text[], run int, afters bigint[], reasons text[], made bigint[], errors text[],
+        fingerprints text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -645,16 +687,37 @@ DECLARE
 BEGIN
     PERFORM {schema}.lock_due(ARRAY(SELECT DISTINCT d.consumer FROM unnest(ids) AS e (id) JOIN {schema}.dead_letters AS d ON d.id = e.id
         WHERE d.state <> 0::int2 AND d.ordering_key IS NOT NULL));
-    WITH over AS (
-        UPDATE {schema}.dead_letters AS d SET state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, taken_login = NULL,
-            replayed_at = now(), replay_outcome = e.outcome
-        FROM unnest(ids, outcomes) AS e (id, outcome)
-        WHERE d.id = e.id AND d.state <> 0::int2 AND d.taken_login = session_user
-            AND (d.taken_by = run OR e.outcome IN ('processed', 'duplicate'))
+    WITH gone AS (
+        DELETE FROM {schema}.dead_letters AS d USING unnest(ids, outcomes) AS e (id, outcome)
+        WHERE d.id = e.id AND d.state <> 0::int2 AND d.taken_login = session_user AND d.due_by IS NULL
+            AND e.outcome IN ('processed', 'duplicate')
         RETURNING d.consumer, d.ordering_key
+    ), over AS (
+        UPDATE {schema}.dead_letters AS d SET taken_at = NULL, taken_by = NULL, taken_login = NULL,
+            state = CASE WHEN e.after < 0 THEN 0 WHEN d.ordering_key IS NULL THEN 1 ELSE 2 END,
+            due_at = CASE WHEN e.after >= 0 THEN clock_timestamp() + least(e.after, 129600000000)::float8 * interval '1 microsecond' END,
+            due_by = CASE WHEN e.after < 0 THEN d.due_by END,
+            replayed_at = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL THEN now() END,
+            replay_outcome = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL THEN e.outcome END,
+            reason = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL THEN d.reason ELSE e.reason END,
+            error = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL THEN d.error ELSE e.error END,
+            attempts = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL OR e.made = 0 THEN d.attempts ELSE e.made::int END,
+            fingerprint = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL OR e.fingerprint = '' THEN d.fingerprint ELSE e.fingerprint END,
+            last_at = CASE WHEN e.after < 0 AND d.due_by IS NOT NULL THEN d.last_at ELSE now() END
+        FROM unnest(ids, outcomes, afters, reasons, made, errors, fingerprints)
+            AS e (id, outcome, after, reason, made, error, fingerprint)
+        WHERE d.id = e.id AND d.state <> 0::int2 AND d.taken_login = session_user
+            AND (d.taken_by = run AND e.outcome NOT IN ('processed', 'duplicate')
+                OR e.outcome IN ('processed', 'duplicate') AND d.due_by IS NOT NULL)
+        RETURNING d.consumer, d.ordering_key, d.key_id, d.payload_hash, d.state = 0::int2 AND d.due_by IS NULL AS is_dead
+    ), recounted AS (
+        UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM over AS o
+        WHERE o.is_dead AND a.consumer = o.consumer AND a.key_id = o.key_id AND a.payload_hash = o.payload_hash
+    ), all_of_them AS (
+        SELECT g.consumer, g.ordering_key FROM gone AS g UNION ALL SELECT o.consumer, o.ordering_key FROM over AS o
     )
     SELECT count(*), array_agg(o.consumer) FILTER (WHERE o.ordering_key IS NOT NULL),
-        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL) FROM over AS o INTO ended, scopes, keys;
+        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL) FROM all_of_them AS o INTO ended, scopes, keys;
     PERFORM {schema}.lead_due(scopes, keys);
     RETURN ended;
 END
@@ -1879,7 +1942,9 @@ $idem$;
 -- PUBLIC may execute functions by default.
 REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.lock_due(int[]), {schema}.lead_due(int[], bytea[]),
     {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint), {schema}.take_due(text, int, bigint, bigint, bigint),
-    {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int), {schema}.end_due(bigint[], text[], int), {schema}.remove_expired(text, bigint, bigint),
+    {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int), {schema}.remove_expired(text, bigint, bigint),
+    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint),
+    {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]),
     {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
     {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.refuse_other_first_name(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,
     bigint[]), {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], text[], json),

@@ -61,7 +61,9 @@ ALTER FUNCTION {schema}.any_due(text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.take_due(text, int, bigint, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.renew_due(bigint[], int) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.release_due(bigint[], int) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.end_due(bigint[], text[], int) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint)
+    OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.release_destination(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.relays(int) OWNER TO idem_migrator;
@@ -129,7 +131,9 @@ GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
     {schema}.keep_payload(bigint, bytea), {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint),
     {schema}.take_due(text, int, bigint, bigint, bigint), {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int),
-    {schema}.end_due(bigint[], text[], int), {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
+    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint),
+    {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]),
+    {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
     {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], text[], json), {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
     {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text), {schema}.sequences_behind(),

@@ -109,9 +109,10 @@ CREATE TABLE "{schema}_dead_letters" (
     first_at            INTEGER NOT NULL,
     last_at             INTEGER NOT NULL,
     published_at        INTEGER,
-    -- 0 it is over, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
+    -- 0 it is dead, and an operator decides; 1 it runs at due_at; 2 it runs behind another row of its ordering key.
     state               INTEGER NOT NULL DEFAULT 0 CHECK (state IN (0, 1, 2)),
     due_at              INTEGER,
+    -- The operator who asked for the last replay. NULL in states 1 and 2: it waits for a later try.
     due_by              TEXT,
     -- The lease of a row that runs.
     taken_at            INTEGER,
@@ -133,7 +134,7 @@ CREATE UNIQUE INDEX "{schema}_dead_letters_identity" ON "{schema}_dead_letters" 
 CREATE INDEX "{schema}_idx_dead_letters_key" ON "{schema}_dead_letters" (consumer, key_id) WHERE key_id IS NOT NULL;
 CREATE INDEX "{schema}_idx_dead_letters_last" ON "{schema}_dead_letters" (last_at);
 CREATE INDEX "{schema}_idx_dead_letters_open" ON "{schema}_dead_letters" (consumer)
-    WHERE replayed_at IS NULL OR substr(replay_outcome, 1, 6) = 'failed';
+    WHERE state = 0 AND (replayed_at IS NULL OR substr(replay_outcome, 1, 6) = 'failed');
 CREATE INDEX "{schema}_idx_dead_letters_due" ON "{schema}_dead_letters" (consumer, state, due_at, id) WHERE state <> 0;
 -- The first row of an ordering key is its head, as on PostgreSQL.
 CREATE INDEX "{schema}_idx_dead_letters_sequence" ON "{schema}_dead_letters" (consumer, ordering_key, taken_at IS NULL, id)

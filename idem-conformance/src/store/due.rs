@@ -8,7 +8,7 @@ use std::{
 
 use idem_core::{
     ConsumerName, Store as _, Tenant,
-    dead_letter::{DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, Reason},
+    dead_letter::{DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, Reason},
     message::OrderingKey,
     store::{Bookkeeping, Registered, RunId},
 };
@@ -89,7 +89,7 @@ pub async fn the_end_of_a_row_lets_the_next_of_its_key_go<T: StoreUnderTest>(sub
     ask(&fixture, &ids).await;
     assert_eq!(taken(&fixture, one.run, 1).await, [ids[0]]);
     assert_eq!(taken(&fixture, two.run, 10).await, [ids[3]], "the key runs elsewhere");
-    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "still".to_owned() };
+    let failed = DueEnd::Failed(DueFailure::new(Reason::Permanent, "still"));
     fixture.store.bookkeeping().end_due(one.run, &[(ids[0], failed)]).await.unwrap();
     assert_eq!(taken(&fixture, two.run, 10).await, [ids[1], ids[2]], "one that fails lets the next go too");
     end(&fixture, two.run, &ids[1..]).await;
@@ -178,7 +178,7 @@ pub async fn a_lease_is_kept_while_it_is_renewed<T: StoreUnderTest>(subject: &T)
     assert!(rows.iter().all(|row| row.was_taken), "{rows:?}");
     books.renew_due(one.run, &ids).await.unwrap();
     books.release_due(one.run, &ids).await.unwrap();
-    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "late".to_owned() };
+    let failed = DueEnd::Failed(DueFailure::new(Reason::Permanent, "late"));
     books.end_due(one.run, &[(ids[0], failed), (ids[2], DueEnd::Processed)]).await.unwrap();
     let ended: Vec<_> = listed(&fixture).await.into_iter().filter(|row| row.replayed.is_some()).collect();
     assert_eq!(ended.iter().map(|row| row.id).collect::<Vec<_>>(), [ids[2]], "{ended:?}");
@@ -214,7 +214,7 @@ pub async fn an_end_is_noted_once<T: StoreUnderTest>(subject: &T) {
     ask(&fixture, &ids).await;
     assert_eq!(taken(&fixture, registered.run, 1).await, [ids[0]]);
     end(&fixture, registered.run, &ids[..1]).await;
-    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "late".to_owned() };
+    let failed = DueEnd::Failed(DueFailure::new(Reason::Permanent, "late"));
     books.end_due(registered.run, &[(ids[0], failed.clone()), (ids[1], failed)]).await.unwrap();
     end(&fixture, registered.run, &ids[1..]).await;
     let outcomes: Vec<_> = listed(&fixture).await.into_iter().rev().map(|row| row.replayed).collect();

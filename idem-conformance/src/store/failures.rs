@@ -6,7 +6,8 @@ use idem_core::{
     Bytes, ConsumerName, ErrorClass, Message, Store as _,
     cleanup::Expiring,
     dead_letter::{
-        DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, FailureKind, Fingerprint, Reason, StoredDeadLetter,
+        DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, FailureKind, Fingerprint, Reason,
+        StoredDeadLetter,
     },
     hash::PayloadHash,
     message::{Headers, OrderingKey, Origin},
@@ -411,7 +412,7 @@ pub async fn a_finished_replay_is_over<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let registered = fixture.register().await;
     let id = one_requested(&fixture, &registered).await;
-    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
+    let failed = DueEnd::Failed(DueFailure::new(Reason::Permanent, "still out of stock"));
     for end in [failed, DueEnd::Processed, DueEnd::Duplicate] {
         assert_eq!(take(&fixture, &registered).await.len(), 1, "before {end:?}");
         fixture.store.bookkeeping().end_due(registered.run, &[(id, end.clone())]).await.unwrap();

@@ -63,6 +63,7 @@ pub mod failures;
 mod fixture;
 mod gate;
 pub mod keys;
+pub mod later;
 pub mod limits;
 pub mod lost_commits;
 mod observed;
@@ -364,6 +365,13 @@ macro_rules! store_conformance {
                 an_end_is_noted_once,
                 a_tenants_backlog_hides_no_others_rows,
                 a_look_is_bounded_in_bytes,
+            }
+            later {
+                what_is_put_aside_runs_at_its_time,
+                a_message_that_waits_is_one_row,
+                a_row_waits_again_and_goes_dead,
+                an_operator_need_not_wait,
+                a_replay_that_fails_may_wait,
             }
             dead_letters {
                 a29_another_message_at_a_used_origin_is_another_dead_letter,

@@ -268,6 +268,8 @@ mod broken {
         takes_followers_alone: TakesFollowersAlone by due::the_end_of_a_row_lets_the_next_of_its_key_go,
             due::two_takers_split_no_key;
         renews_no_rows: RenewsNoRows by due::a_lease_is_kept_while_it_is_renewed;
+        runs_rows_early: RunsRowsEarly by later::what_is_put_aside_runs_at_its_time, later::a_row_waits_again_and_goes_dead;
+        puts_aside_twice: PutsAsideTwice by later::a_message_that_waits_is_one_row;
         shares_hash_rules: SharesHashRules by consumers::hash_rule_ids_are_stable_and_distinct,
             consumers::an_unknown_hash_rule_is_a_conflict_of_its_own_kind;
         uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;

@@ -11,7 +11,7 @@ use std::{
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use idem_core::{
     ConsumerName, StoreError,
-    dead_letter::{DUE_LEASE, DeadLetterId, Due, DueEnd, DueRoom, Reason},
+    dead_letter::{DUE_LEASE, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, Reason},
     store::{RunId, ScopeId},
 };
 use sha2::{Digest as _, Sha256};
@@ -217,7 +217,7 @@ impl DynamoBookkeeping {
             match row {
                 (_, Ok(due)) => taken.push(due),
                 (id, Err(error)) => {
-                    damaged.push((id, DueEnd::Failed { reason: Reason::Malformed, error: error.to_string() }))
+                    damaged.push((id, DueEnd::Failed(DueFailure::new(Reason::Malformed, error.to_string()))))
                 }
             }
         }
@@ -333,7 +333,7 @@ impl DynamoBookkeeping {
             let Some(due) = letter::due_at(&item) else { return Ok(()) };
             let row = self.requests.get(&due).await.map_err(failed)?.unwrap_or_default();
             let Some(by) = row.number("by") else { return Ok(()) };
-            if matches!(end, DueEnd::Failed { .. } | DueEnd::Again { .. }) && by != i64::from(run.0) {
+            if matches!(end, DueEnd::Failed(_) | DueEnd::Again { .. }) && by != i64::from(run.0) {
                 return Ok(());
             }
             let held = Change::default().on("#by = :by").name("#by", "by").value(":by", number(by));

@@ -84,6 +84,7 @@ pub(super) fn last(item: &mut Item, letter: &DeadLetter, now: Micros) {
 pub(super) fn stored(item: &Item) -> Result<StoredDeadLetter, StoreError> {
     let needed = |name: &str| item.needed(item.number(name), name);
     Ok(StoredDeadLetter {
+        waits_until: None,
         id: id(item)?,
         key: key(item),
         origin: item.string("origin").unwrap_or_default().to_owned(),

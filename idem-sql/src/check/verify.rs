@@ -77,14 +77,14 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 40] = [
+const FUNCTIONS: [&str; 41] = [
     "any_due(text, bigint)",
     "as_json(bytea)",
     "count_events(integer, text)",
     "count_messages(integer, bigint[], bigint)",
     "declare_destination(text)",
     "due_now(bigint[], text)",
-    "end_due(bigint[], text[], integer)",
+    "end_due(bigint[], text[], integer, bigint[], text[], bigint[], text[], text[])",
     "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
     "hold_slots(integer, text, bigint, boolean)",
@@ -99,6 +99,7 @@ const FUNCTIONS: [&str; 40] = [
     "next_messages(integer, bigint[], bigint[], bigint[], bigint[], bigint, bigint, bigint)",
     "open_inbox(integer, integer)",
     "publish(text, text, bytea, text, text, text, jsonb, text)",
+    PUT_ASIDE,
     "raise_pending(integer, text, bigint)",
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",
@@ -119,6 +120,9 @@ const FUNCTIONS: [&str; 40] = [
     "skip_events(bigint[], text[])",
     "take_due(text, integer, bigint, bigint, bigint)",
 ];
+
+const PUT_ASIDE: &str = "put_aside(integer, text, uuid, text, bytea, integer, text, integer, text, bytea, bigint, boolean, json, text, \
+                         text, bytea, bytea, text, bigint)";
 
 /// The function that compares sequences with the rows of their columns.
 pub(crate) const SEQUENCES_BEHIND: &str = "sequences_behind()";

@@ -1,18 +1,20 @@
 //! The bookkeeping outside of units of work, each call a few short statements: written once for every SQL store.
 
 mod dead_letters;
+mod ends;
 pub(crate) mod register;
 pub(crate) mod sequences;
 mod standing;
 pub(crate) mod start;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
     ConsumerName, IdempotencyKey, StoreError, Tenant,
     dead_letter::{
-        DEAD_LETTER_ROW_BYTES, DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, Reason, StoredDeadLetter,
+        DEAD_LETTER_ROW_BYTES, DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, PutAside, Reason,
+        StoredDeadLetter,
     },
     hash::PayloadHash,
     standing::{Fact, Tables},
@@ -21,6 +23,7 @@ use idem_core::{
     },
 };
 
+use self::ends::Ended;
 use crate::{
     run::{
         cleaner::PostgresCleaner,
@@ -79,6 +82,10 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
 
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         dead_letters::store(&*self.driver, dead_letter).await
+    }
+
+    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<PutAside, StoreError> {
+        dead_letters::put_aside(&*self.driver, letter, after).await
     }
 
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
@@ -176,7 +183,7 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
                 Err(error) => {
                     let id = DeadLetterId(row.get("id")?);
                     tracing::warn!(idem.consumer = %consumer, dead_letter = id.0, %error, "a dead letter cannot be replayed");
-                    damaged.push((id, DueEnd::Failed { reason: Reason::Malformed, error: error.to_string() }));
+                    damaged.push((id, DueEnd::Failed(DueFailure::new(Reason::Malformed, error.to_string()))));
                 }
             }
         }
@@ -203,10 +210,19 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             return Ok(());
         }
         let driver = &*self.driver;
-        let (ids, outcomes): (Vec<i64>, Vec<String>) =
-            ends.iter().map(|(id, end)| (id.0, storable(&end.outcome()))).unzip();
-        let outcomes: Vec<&str> = outcomes.iter().map(String::as_str).collect();
-        let parameters = [ids.as_slice().into(), outcomes.as_slice().into(), run.0.into()];
+        let ended = Ended::of(ends);
+        let (outcomes, reasons) = (texts(&ended.outcomes), texts(&ended.reasons));
+        let (errors, fingerprints) = (texts(&ended.errors), texts(&ended.fingerprints));
+        let parameters = [
+            ended.ids.as_slice().into(),
+            outcomes.as_slice().into(),
+            run.0.into(),
+            ended.afters.as_slice().into(),
+            reasons.as_slice().into(),
+            ended.attempts.as_slice().into(),
+            errors.as_slice().into(),
+            fingerprints.as_slice().into(),
+        ];
         driver.rows("ending replays", &driver.bookkeeping_statements().end_due, &parameters).await.map(|_| ())
     }
 
@@ -250,6 +266,10 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             .await
             .map(|_| ())
     }
+}
+
+fn texts(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
 }
 
 fn numbers(ids: &[DeadLetterId]) -> Vec<i64> {

@@ -139,23 +139,42 @@ WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RET
     /// 17 ordering key `bytea` or NULL, 18 identity `bytea`, 19 fingerprint `text`. Result: no row, or `id int8`,
     /// `idempotency_key text` or NULL, `origin text`, `reason text`, `attempts int4`, `error text`, `fingerprint text` or
     /// NULL, `copies int8`, `first_at` in µs since the Unix epoch, `payload_kept bool`, `published_at` in µs since the Unix
-    /// epoch or NULL, `loss_accepted bool`, and `replayed text` or NULL.
+    /// epoch or NULL, `loss_accepted bool`, `replayed text` or NULL, and `waits_until` in µs since the Unix epoch or NULL. Where a row of
+    /// the key and payload waits for a later try, it is the result, and nothing is written.
     insert_dead_letter: "\
-WITH ended AS (
+WITH waiting AS MATERIALIZED (
+    SELECT id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at, payload, has_payload, published_at,
+        loss_accepted_at, replay_outcome, due_at
+    FROM {schema}.dead_letters AS w
+    WHERE w.consumer = $1::int4 AND w.key_id = $3::uuid AND w.payload_hash = $5::bytea AND w.state <> 0::int2 AND w.due_by IS NULL LIMIT 1
+), ended AS (
     UPDATE {schema}.message_attempts SET attempts = 0
-    WHERE consumer = $1::int4 AND key_id = $3::uuid AND payload_hash = $5::bytea
-)
+    WHERE consumer = $1::int4 AND key_id = $3::uuid AND payload_hash = $5::bytea AND NOT EXISTS (SELECT FROM waiting)
+), inserted AS (
 INSERT INTO {schema}.dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
     attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
     ordering_key, identity, fingerprint)
-VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
-    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::bytea, $19::text)
+SELECT $1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
+    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::bytea, $19::text
+WHERE NOT EXISTS (SELECT FROM waiting)
 ON CONFLICT (consumer, identity) DO NOTHING
-RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, copies,
-    (extract(epoch FROM first_at) * 1000000::numeric)::int8 AS first_at,
-    payload IS NOT NULL OR NOT has_payload AS payload_kept,
-    (extract(epoch FROM published_at) * 1000000::numeric)::int8 AS published_at,
-    loss_accepted_at IS NOT NULL AS loss_accepted, replay_outcome AS replayed";
+RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at, payload, has_payload, published_at,
+    loss_accepted_at, replay_outcome, due_at
+)
+SELECT r.id, r.idempotency_key, r.origin, r.reason, r.attempts, r.error, r.fingerprint, r.copies,
+    (extract(epoch FROM r.first_at) * 1000000::numeric)::int8 AS first_at,
+    r.payload IS NOT NULL OR NOT r.has_payload AS payload_kept,
+    (extract(epoch FROM r.published_at) * 1000000::numeric)::int8 AS published_at,
+    r.loss_accepted_at IS NOT NULL AS loss_accepted, r.replay_outcome AS replayed,
+    (extract(epoch FROM r.due_at) * 1000000::numeric)::int8 AS waits_until
+FROM (SELECT * FROM waiting UNION ALL SELECT * FROM inserted) AS r";
+
+    /// Keeps a message as a row until its later try. Parameters: those of [`Self::insert_dead_letter`] without the ordering key, so that 17 is
+    /// the identity and 18 the fingerprint, and 19 the delay in µs `int8`. Result: `id int8`, NULL where the row ended in between, and
+    /// `is_written bool`.
+    put_aside: "\
+SELECT id, is_written FROM {schema}.put_aside($1::int4, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text,
+    $10::bytea, $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::text, $19::int8)";
 
     /// Folds a dead letter into the row that has its identity; see [`Self::insert_dead_letter`].
     ///
@@ -176,7 +195,8 @@ RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fi
     (extract(epoch FROM d.first_at) * 1000000::numeric)::int8 AS first_at,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
     (extract(epoch FROM d.published_at) * 1000000::numeric)::int8 AS published_at,
-    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed";
+    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed,
+    CASE WHEN d.state <> 0::int2 AND d.due_by IS NULL THEN (extract(epoch FROM d.due_at) * 1000000::numeric)::int8 END AS waits_until";
 
     /// Gives a dead letter the payload that was over the limit when it was set aside. Parameters: 1 id `int8`, 2 payload
     /// `bytea`. Result: `id int8`, or no row where it is kept already, or gone.
@@ -225,11 +245,12 @@ SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.finge
     (extract(epoch FROM d.first_at) * 1000000::numeric)::int8 AS first_at,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
     (extract(epoch FROM d.published_at) * 1000000::numeric)::int8 AS published_at,
-    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed
+    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed,
+    CASE WHEN d.state <> 0::int2 AND d.due_by IS NULL THEN (extract(epoch FROM d.due_at) * 1000000::numeric)::int8 END AS waits_until
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
 
-    /// Makes dead letters due now: those whose payload was kept and that are not due already. They have all their attempts again, and
+    /// Makes rows due now: dead letters whose payload was kept, and rows that wait for a later try. They have all their attempts again, and
     /// the caches of committed keys of their consumers are emptied.
     ///
     /// Parameters: 1 ids `int8[]`, in SQLite a JSON array, 2 the operator `text`. Result: `id int8` of each that was marked.
@@ -244,10 +265,11 @@ WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
     ///
     /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 bytes of payload before the last one `int8`, 5 the lease in
     /// µs `int8`. Result: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload bool`,
-    /// `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`, and `was_taken bool`:
-    /// whether another run's lease is over. Columns that the table lets be NULL may be NULL.
+    /// `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`, `attempts int4`, 0 of a
+    /// replay, and `was_taken bool`: whether another run's lease is over. Columns that the table lets be NULL may be NULL.
     take_due: "\
-SELECT id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key, ordering_key, was_taken
+SELECT id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key, ordering_key, attempts,
+    was_taken
 FROM {schema}.take_due($1::text, $2::int4, $3::int8, $4::int8, $5::int8)";
 
     /// Begins leases again. Parameters: 1 ids `int8[]`, 2 run `int4`. No result that counts.
@@ -256,8 +278,11 @@ FROM {schema}.take_due($1::text, $2::int4, $3::int8, $4::int8, $5::int8)";
     /// Gives rows back that were taken and did not run. Parameters: 1 ids `int8[]`, 2 run `int4`. No result that counts.
     release_due: "SELECT 1 AS released FROM {schema}.release_due($1::int8[], $2::int4)";
 
-    /// Ends rows. Parameters: 1 ids `int8[]`, 2 their outcomes `text[]`, 3 run `int4`. No result that counts.
-    end_due: "SELECT {schema}.end_due($1::int8[], $2::text[], $3::int4) AS ended";
+    /// Ends rows. Parameters: 1 ids `int8[]`, 2 their outcomes `text[]`, 3 run `int4`, and of those that failed 4 the delays before their
+    /// later tries in µs `int8[]`, -1 of all others, 5 the reasons `text[]`, 6 the attempts `int8[]`, or 0, 7 the errors `text[]`, and 8 the
+    /// fingerprints `text[]`, or ''. No result that counts.
+    end_due: "\
+SELECT {schema}.end_due($1::int8[], $2::text[], $3::int4, $4::int8[], $5::text[], $6::int8[], $7::text[], $8::text[]) AS ended";
 
     /// Parameter: 1 consumer `int4`. Result, always one row: `state text` (`running`, `paused`, `halted`), `by text`,
     /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch, and `identity text`: which server this is,
@@ -284,17 +309,21 @@ FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON 
     /// What the tables know of a consumer, over all its tenants. Parameter: 1 name `text`. Result, always one row: `server_now int8`;
     /// the control that stops it, by `state text`, `by text`, `reason text`, `controlled_at`; its open dead letters, counted up to
     /// 10,001, by `open int8`, `conflicts int8`, `oldest`, `newest`; those among them that nothing has kept, `held int8` and
-    /// `held_since`; replays that no worker took within ten minutes, `awaited int8` and `awaited_since`; and of its inbox the slots that no
+    /// `held_since`; rows that are due and that no worker took within ten minutes, `awaited int8` and `awaited_since`; and of its inbox the slots that no
     /// worker holds, `unheld int8`, and when its oldest message was received, `received`, NULL where none waits.
     standing: "\
 WITH scopes AS MATERIALIZED (
     SELECT id FROM {schema}.consumers WHERE name = $1::text
 ), letters AS MATERIALIZED (
     SELECT d.reason, d.first_at, d.last_at, d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL
-        AS is_held, CASE WHEN d.state <> 0::int2 AND d.due_at < pg_catalog.now() - interval '10 minutes'
-        THEN d.due_at END AS awaited_since
+        AS is_held
     FROM {schema}.dead_letters AS d
-    WHERE d.consumer IN (SELECT id FROM scopes) AND (d.replayed_at IS NULL OR pg_catalog.starts_with(d.replay_outcome, 'failed'))
+    WHERE d.consumer IN (SELECT id FROM scopes) AND d.state = 0::int2
+        AND (d.replayed_at IS NULL OR pg_catalog.starts_with(d.replay_outcome, 'failed'))
+    LIMIT 10001
+), awaited AS MATERIALIZED (
+    SELECT d.due_at FROM {schema}.dead_letters AS d
+    WHERE d.consumer IN (SELECT id FROM scopes) AND d.state <> 0::int2 AND d.due_at < pg_catalog.now() - interval '10 minutes'
     LIMIT 10001
 ), control AS (
     SELECT o.state, o.by, o.reason, o.at FROM {schema}.controls AS o
@@ -316,7 +345,7 @@ FROM (
     SELECT pg_catalog.count(*) AS open, pg_catalog.count(*) FILTER (WHERE reason = 'conflict') AS conflicts,
         pg_catalog.min(first_at) AS oldest, pg_catalog.max(last_at) AS newest,
         pg_catalog.count(*) FILTER (WHERE is_held) AS held, pg_catalog.min(first_at) FILTER (WHERE is_held) AS held_since,
-        pg_catalog.count(awaited_since) AS awaited, pg_catalog.min(awaited_since) AS awaited_since
+        (SELECT pg_catalog.count(*) FROM awaited) AS awaited, (SELECT pg_catalog.min(due_at) FROM awaited) AS awaited_since
     FROM letters
 ) AS known LEFT JOIN control ON true LEFT JOIN inbox ON true";
 

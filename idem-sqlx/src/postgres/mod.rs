@@ -153,7 +153,7 @@ impl Store for PostgresStore {
     type Unit = PostgresUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
-        StoreCapabilities::server().outbox(true).results(true)
+        StoreCapabilities::server().outbox(true).results(true).sets_aside(true)
     }
 
     fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {

@@ -162,7 +162,7 @@ impl Store for SqliteStore {
     type Unit = SqliteUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
-        StoreCapabilities::embedded().outbox(true).results(true)
+        StoreCapabilities::embedded().outbox(true).results(true).sets_aside(true)
     }
 
     fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     ConsumerName, IdempotencyKey, Retention, StoreError, Tenant,
-    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, PutAside, StoredDeadLetter},
     hash::PayloadHash,
     standing::{Condition, Fact, Run, Tables, inbox_facts},
     store::{
@@ -67,7 +67,7 @@ impl Books {
 
     pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
         let kept = |row: &DeadLetterRow| KeptDeadLetter {
-            row: row.seen.clone(),
+            row: row.listed(),
             scope: row.scope,
             message: row.seen.payload_kept.then(|| row.message.clone()),
             replaying: row.state != RowState::Over,
@@ -310,6 +310,9 @@ impl Bookkeeping for MemoryStore {
         let counts_on = self.shared.has(Defect::CountsOnWhenSetAside);
         let store = |state: &mut State| {
             let now = state.now();
+            if let Some(row) = state.books.not_over(dead_letter).filter(|row| row.waits) {
+                return row.listed();
+            }
             if !counts_on {
                 state.books.end_count(dead_letter.scope, dead_letter.key.as_ref(), dead_letter.payload_hash().0);
             }
@@ -318,12 +321,11 @@ impl Bookkeeping for MemoryStore {
         self.book("storing a dead letter", store).await
     }
 
-    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<StoredDeadLetter, StoreError> {
+    async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<PutAside, StoreError> {
+        let twice = self.shared.has(Defect::PutsAsideTwice);
         let store = |state: &mut State| {
             let now = state.now();
-            let stored = state.books.store_dead_letter(letter, now, Folding::ByIdentity);
-            state.books.wait_until(stored.id, now + after);
-            stored
+            state.books.put_aside(letter, now, after, twice)
         };
         self.book("keeping a message for a later try", store).await
     }
@@ -367,7 +369,7 @@ impl Bookkeeping for MemoryStore {
     async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError> {
         let list = |state: &mut State| {
             let of_consumer = state.books.dead_letters.iter().rev().filter(|stored| stored.consumer == *consumer);
-            of_consumer.take(max as usize).map(|stored| stored.seen.clone()).collect()
+            of_consumer.take(max as usize).map(DeadLetterRow::listed).collect()
         };
         self.book("reading dead letters", list).await
     }
@@ -381,7 +383,8 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn take_due(&self, consumer: &ConsumerName, run: RunId, room: DueRoom) -> Result<Vec<Due>, StoreError> {
-        let defects = (self.shared.has(Defect::ReplaysTwice), self.shared.has(Defect::TakesFollowersAlone));
+        let early = self.shared.has(Defect::RunsRowsEarly);
+        let defects = (self.shared.has(Defect::ReplaysTwice), self.shared.has(Defect::TakesFollowersAlone), early);
         let take = |state: &mut State| {
             let now = state.now();
             state.books.take_due(consumer, (run, room), now, defects)

@@ -135,6 +135,10 @@ pub enum Defect {
     TakesFollowersAlone,
     /// The lease of a row that is due is never renewed.
     RenewsNoRows,
+    /// A row that waits for a later try is handed out before its time.
+    RunsRowsEarly,
+    /// A message that waits for a later try becomes a second row when it is put aside again.
+    PutsAsideTwice,
     /// All hash rules have one id.
     SharesHashRules,
     /// An attempt that is taken back stays counted.

@@ -9,7 +9,9 @@ use std::{
 use idem_core::{
     Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Retention, Store, StoreError, Tenant,
     cleanup::{Removal, Removed},
-    dead_letter::{DeadLetter, DeadLetterId, Due, DueEnd, DueRoom, FailureKind, Fingerprint, StoredDeadLetter},
+    dead_letter::{
+        DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, FailureKind, Fingerprint, Reason, StoredDeadLetter,
+    },
     hash::PayloadHash,
     message::{OrderingKey, Origin},
     outbox::{EventName, Outbox, OutgoingEvent},
@@ -248,9 +250,7 @@ impl<'s, T: StoreUnderTest> Side<'s, T> {
                 let end = match end {
                     End::Processed => DueEnd::Processed,
                     End::Duplicate => DueEnd::Duplicate,
-                    End::Failed(error) => {
-                        DueEnd::Failed { reason: idem_core::dead_letter::Reason::Permanent, error: (*error).to_owned() }
-                    }
+                    End::Failed(error) => DueEnd::Failed(DueFailure::new(Reason::Permanent, *error)),
                     End::Released => {
                         self.books().release_due(self.run(), &[id(of)]).await?;
                         return Ok(String::new());

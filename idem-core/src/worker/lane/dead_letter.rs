@@ -7,7 +7,7 @@ use crate::{
     bugs::{self, Bug},
     config::OnUnkeepable,
     dead_letter::{
-        DeadLetter, DeadLetterId, DueEnd,
+        DeadLetter, DeadLetterId,
         identity::{FailureKind, Fingerprint},
     },
     failpoint,
@@ -36,18 +36,12 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
         if let DeliveredBy::Row(id) = job.from {
-            let (reason, error) = (dead.reason, dead.text.clone());
-            let end = match dead.after {
-                Some(after) => DueEnd::Again { after, reason, attempts: job.attempt.number(), error },
-                None => DueEnd::Failed { reason, error },
-            };
-            if dead.after.is_none() && job.attempts_before > 0 {
-                self.shared.stats.dead_lettered.add(1);
-                self.shared.metrics.dead_lettered(dead.reason);
-            }
-            return self.shared.due.ended(id, end);
+            return self.row_failed(id, &job, dead).await;
         }
-        if dead.counts == Counts::Handler && dead.after.is_none() && self.breaker_holds(&job) {
+        if let Some(after) = dead.after {
+            return self.put_aside(job, after).await;
+        }
+        if dead.counts == Counts::Handler && self.breaker_holds(&job) {
             if bugs::planted(Bug::OpenBreakerRetries) {
                 return self.run_for_ever(job).await;
             }
@@ -60,12 +54,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             Room::Facts => dead_letter.keep_payload = false,
             Room::Nothing => return self.unkeepable(job, None, &self.shared.no_room()).await,
         }
-        let books = self.shared.consumer.store.bookkeeping();
-        let stored = match dead.after {
-            Some(after) => books.put_aside(&dead_letter, after).await,
-            None => books.store_dead_letter(&dead_letter).await,
-        };
-        let stored = match stored {
+        let stored = match self.shared.consumer.store.bookkeeping().store_dead_letter(&dead_letter).await {
             Ok(stored) => stored,
             Err(_) if bugs::planted(Bug::DeadLetterWithoutRow) => {
                 if let DeliveredBy::Broker(handle) = job.from {
@@ -86,12 +75,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Some(place) = &place {
             self.shared.unsettled.written(place.clone(), dead, dead_letter.attempts);
         }
-        if dead.after.is_some() {
-            self.note_dead_letter(dead);
-            if let DeliveredBy::Broker(handle) = job.from {
-                self.shared.settle_dead_letter(handle, Durable::dead_lettered(), job.permit, place);
-            }
-            return;
+        if stored.waits_until.is_some() {
+            return self.stands_for_a_row(job).await;
         }
         // Injected errors stand for a process that stops here: the message comes back and is dead-lettered once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {
@@ -213,7 +198,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Counts a dead letter for the breaker, or for the alarm about messages that no handler can see.
-    fn note_dead_letter(&self, dead: &DeadLetterCause) {
+    pub(super) fn note_dead_letter(&self, dead: &DeadLetterCause) {
         let (consumer, gate) = (&self.shared.consumer.name, &self.shared.gate);
         match dead.counts {
             Counts::Handler if self.shared.settings.breaker && gate.fresh_failed() => tracing::error!(
@@ -234,7 +219,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    fn letter(&self, job: &Job<B::Handle>, dead: &DeadLetterCause) -> DeadLetter {
+    pub(super) fn letter(&self, job: &Job<B::Handle>, dead: &DeadLetterCause) -> DeadLetter {
         let size = job.item.message.payload().map_or(0, bytes::Bytes::len);
         DeadLetter {
             consumer: self.shared.consumer.name.clone(),

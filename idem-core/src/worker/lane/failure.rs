@@ -102,9 +102,9 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             Action::Later(number) => {
                 let failure = failed.into_failure::<S>();
+                let delay = self.shared.settings.retry.later.delay(number, fastrand::f64()).unwrap_or_default();
                 for job in jobs {
-                    let spread = self.shared.settings.retry.later.delay(number, fastrand::f64());
-                    let after = failure.retry_after.or(spread).unwrap_or_default();
+                    let after = delay.max(failure.retry_after.unwrap_or_default());
                     self.try_later(job, failure.clone_text(), after).await;
                 }
             }
@@ -209,19 +209,6 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.hold(job, WaitCause::Retry, wait).await;
     }
 
-    /// Whether it may be kept as a row while other messages go on: it has an ordering key of no kind, and later tries are on.
-    fn waits_alone(&self, job: &Job<B::Handle>) -> bool {
-        let has_later = self.shared.settings.retry.later.tries() > 0;
-        has_later && job.item.claim.is_some() && job.item.message.ordering_key().is_none()
-    }
-
-    /// Keeps a message as a row until its later try.
-    async fn try_later(&mut self, mut job: Job<B::Handle>, failure: Failure, after: Duration) {
-        self.shared.stats.retries.add(1);
-        self.failed_for(&mut job, failure, false, Some(after));
-        self.dead_letter(job).await;
-    }
-
     /// Holds a message that is not charged, and says what it waits for: at first, and then ever more rarely.
     pub(super) async fn wait_for(&mut self, job: Job<B::Handle>, cause: WaitCause, error: &str) {
         if cause != WaitCause::KeyHeld
@@ -260,7 +247,13 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Marks a message with the failure for which it leaves the lane: for good, or until a later try.
-    fn failed_for(&self, job: &mut Job<B::Handle>, failure: Failure, in_claim: bool, after: Option<Duration>) {
+    pub(super) fn failed_for(
+        &self,
+        job: &mut Job<B::Handle>,
+        failure: Failure,
+        in_claim: bool,
+        after: Option<Duration>,
+    ) {
         let claim = job.item.claim.as_ref();
         job.attempt = Attempt::Ended(job.attempt.number().max(1));
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));

@@ -6,6 +6,7 @@ mod batch_size;
 mod dead_letter;
 pub(crate) mod drain;
 mod failure;
+mod later;
 mod publishing;
 mod queue;
 mod run;

@@ -271,7 +271,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let why = "all of its attempts are used up, and a message before it in its partition is not finished";
             return self.wait_for(job, WaitCause::Broker, why).await;
         }
-        let attempts = shared.settings.retry.attempts;
+        let attempts = shared.attempts_max(&job);
         let text = format!(
             "all of its {attempts} attempts were counted before this delivery, and no verdict is known: each failed, or its \
              process or its connection ended; the logs of the workers that ran it may say which"
@@ -367,6 +367,15 @@ impl Attempted {
 }
 
 impl<S: Store, B: Source> Shared<S, B> {
+    /// The attempts that a message gets: as a row its later tries are among them, and one at least. A process that dies in one burns it.
+    fn attempts_max(&self, job: &Job<B::Handle>) -> u32 {
+        let retry = &self.settings.retry;
+        match job.attempts_before {
+            0 => retry.attempts,
+            before => (retry.attempts + retry.later.tries()).max(before + 1),
+        }
+    }
+
     /// Counts an attempt of a message that is about to run alone, and says whether it may.
     async fn begin_attempt(&self, job: &Job<B::Handle>, may_kill: bool) -> Attempted {
         let attempt = match (&job.item.claim, job.attempt) {
@@ -381,7 +390,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 }
             }
         };
-        if attempt.number() > self.settings.retry.attempts.max(job.attempts_before + 1) {
+        if attempt.number() > self.attempts_max(job) {
             return Attempted::Exhausted(attempt);
         }
         if may_kill

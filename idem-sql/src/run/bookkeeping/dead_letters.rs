@@ -1,19 +1,19 @@
 //! Dead letters as rows: written, counted and read back as messages.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use idem_core::{
     Bytes, ErrorClass, IdempotencyKey, Message, StoreError,
-    dead_letter::{DeadLetter, DeadLetterId, DeadLetterIdentity, Due, Fingerprint, Reason, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, DeadLetterIdentity, Due, Fingerprint, PutAside, Reason, StoredDeadLetter},
     message::{OrderingKey, Origin},
     store::ScopeId,
 };
 
 use crate::{
     run::{
-        driver::{BookkeepingDriver, storable},
+        driver::{BookkeepingDriver, Parameter, storable},
         headers::{decode_headers, encode_headers},
-        row::Row,
+        row::{Row, microseconds},
     },
     text::key_id::key_id,
 };
@@ -31,7 +31,8 @@ pub(super) async fn store(
 ) -> Result<StoredDeadLetter, StoreError> {
     let identity = dead_letter.identity();
     for _ in 0..PARK_ROUNDS {
-        if let Some(row) = insert(driver, dead_letter, identity).await? {
+        let text = &driver.bookkeeping_statements().insert_dead_letter;
+        if let Some(row) = insert(driver, text, dead_letter, identity, None).await? {
             return stored(&row);
         }
         // Another statement, which sees the row that the first one met.
@@ -48,16 +49,39 @@ pub(super) async fn store(
         }
         return Ok(stored);
     }
+    Err(vanished(DOING))
+}
+
+/// Writes the row of a message that waits for a later try.
+pub(super) async fn put_aside(
+    driver: &impl BookkeepingDriver,
+    letter: &DeadLetter,
+    after: Duration,
+) -> Result<PutAside, StoreError> {
+    let text = &driver.bookkeeping_statements().put_aside;
+    for _ in 0..PARK_ROUNDS {
+        let Some(row) = insert(driver, text, letter, letter.identity(), Some(after)).await? else { continue };
+        if let Some(id) = row.get::<Option<i64>>("id")?.map(DeadLetterId) {
+            return Ok(if row.get("is_written")? { PutAside::Written(id) } else { PutAside::Known(id) });
+        }
+    }
+    Err(vanished("keeping a message for a later try"))
+}
+
+fn vanished(doing: &'static str) -> StoreError {
     let text = "the row that stands for it vanished each time it was looked at";
-    Err(StoreError::Failed { doing: DOING, class: ErrorClass::Transient, source: text.into() })
+    StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() }
 }
 
 const DOING: &str = "storing a dead letter";
 
+/// Runs a statement that writes a dead letter, or with a delay a message that waits.
 async fn insert(
     driver: &impl BookkeepingDriver,
+    text: &Arc<str>,
     dead_letter: &DeadLetter,
     identity: DeadLetterIdentity,
+    after: Option<Duration>,
 ) -> Result<Option<Row>, StoreError> {
     let message = &dead_letter.message;
     let (origin, error) = (storable_or_as_it_is(message.origin().as_str()), storable_or_as_it_is(&dead_letter.error));
@@ -67,7 +91,7 @@ async fn insert(
     let payload: Option<&[u8]> = message.payload().map(|payload| payload.as_ref());
     let (hash, rule) = dead_letter.payload_hash();
     let fingerprint = dead_letter.fingerprint.to_string();
-    let parameters = [
+    let mut parameters: Vec<Parameter<'_>> = vec![
         dead_letter.scope.0.into(),
         (&*origin).into(),
         key.map(key_id).into(),
@@ -84,11 +108,16 @@ async fn insert(
         id.as_deref().into(),
         message_type.as_deref().into(),
         message.record_key().map(|key| key.as_ref()).into(),
-        message.ordering_key().map(OrderingKey::as_bytes).into(),
-        identity.as_bytes().as_slice().into(),
-        fingerprint.as_str().into(),
     ];
-    let rows = driver.rows(DOING, &driver.bookkeeping_statements().insert_dead_letter, &parameters).await?;
+    if after.is_none() {
+        parameters.push(message.ordering_key().map(OrderingKey::as_bytes).into());
+    }
+    parameters.push(identity.as_bytes().as_slice().into());
+    parameters.push(fingerprint.as_str().into());
+    if let Some(after) = after {
+        parameters.push(microseconds(after).into());
+    }
+    let rows = driver.rows(DOING, text, &parameters).await?;
     Ok(rows.into_iter().next())
 }
 
@@ -146,6 +175,7 @@ pub(super) fn stored(row: &Row) -> Result<StoredDeadLetter, StoreError> {
         published_at: row.optional_instant("published_at")?,
         loss_accepted: row.get("loss_accepted")?,
         replayed: row.get("replayed")?,
+        waits_until: row.optional_instant("waits_until")?,
     })
 }
 
@@ -174,5 +204,6 @@ pub(super) fn due(row: &Row) -> Result<Due, StoreError> {
         message = message.with_ordering_key(OrderingKey::new(key));
     }
     let (id, scope) = (DeadLetterId(row.get("id")?), ScopeId(row.get("consumer")?));
-    Ok(Due { id, scope, message, key: key(row)?, attempts: 0, was_taken: row.get("was_taken")? })
+    let attempts = u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0);
+    Ok(Due { id, scope, message, key: key(row)?, attempts, was_taken: row.get("was_taken")? })
 }

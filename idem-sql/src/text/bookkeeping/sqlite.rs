@@ -8,18 +8,24 @@ use crate::text::{
 /// The columns by which dead letters are listed.
 const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
     payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
-    replay_outcome AS replayed";
+    replay_outcome AS replayed, iif(state <> 0 AND due_by IS NULL, due_at, NULL) AS waits_until";
+
+/// Rows of the same message that wait for a later try.
+const WAITING: &str = r#"SELECT {stored} FROM "{schema}_dead_letters"
+    WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND state <> 0 AND due_by IS NULL"#;
 
 impl BookkeepingStatements {
     /// The statements of SQLite with the prefix of idem's tables in them.
     #[must_use]
     pub fn sqlite(schema: &SchemaName) -> Self {
         let text = |template: &str| Dialect::Sqlite.render(template, schema).into();
-        let dead_letter = |template: &str| text(&template.replace("{stored}", STORED));
+        let dead_letter = |template: &str| text(&template.replace("{waiting}", WAITING).replace("{stored}", STORED));
         let due = |statements: &[&str]| {
             let free = |now: &str, lease: &str| FREE.replace("{now}", now).replace("{lease}", lease);
             let statements = statements
                 .join(";")
+                .replace("{ends}", ENDS)
+                .replace("{replayed}", REPLAYED)
                 .replace("{chosen}", CHOSEN)
                 .replace("{first}", FIRST)
                 .replace("{orphaned}", ORPHANED);
@@ -40,6 +46,7 @@ impl BookkeepingStatements {
             uncount_attempt: text(UNCOUNT_ATTEMPT),
             end_attempts: text(END_ATTEMPTS),
             insert_dead_letter: dead_letter(INSERT_DEAD_LETTER),
+            put_aside: text(PUT_ASIDE),
             update_dead_letter: dead_letter(UPDATE_DEAD_LETTER),
             keep_payload: text(KEEP_PAYLOAD),
             dead_letter_bytes: text(&DEAD_LETTER_BYTES.replace("{file}", FILE_BYTES)),
@@ -148,9 +155,27 @@ const INSERT_DEAD_LETTER: &str = r#"
 INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
     attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
     ordering_key, identity, fingerprint, first_at, last_at)
-VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
+SELECT ?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20 WHERE NOT EXISTS ({waiting})
 ON CONFLICT (consumer, identity) DO NOTHING RETURNING {stored};
-UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
+UPDATE "{schema}_message_attempts" SET attempts = 0
+WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND NOT EXISTS ({waiting});
+{waiting}"#;
+
+/// Returns the row that it writes, else the one that stands for it.
+const PUT_ASIDE: &str = r#"
+INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, identity, fingerprint, first_at,
+    last_at, state, due_at)
+SELECT ?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?20, ?20, 1, ?20 + min(max(?19, 0), 129600000000)
+WHERE NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND state <> 0)
+ON CONFLICT (consumer, identity) DO UPDATE SET state = 1, due_at = excluded.due_at, due_by = NULL, reason = excluded.reason,
+    attempts = excluded.attempts, error = excluded.error, fingerprint = excluded.fingerprint, last_at = excluded.last_at, replayed_at = NULL,
+    replay_outcome = NULL, payload = ifnull(payload, excluded.payload), payload_bytes = excluded.payload_bytes,
+    copies = copies + (excluded.origin NOT IN (origin, last_origin)),
+    last_origin = iif(excluded.origin = origin, last_origin, excluded.origin)
+WHERE state = 0 AND ordering_key IS NULL RETURNING id, 1 AS is_written;
+SELECT id, 0 AS is_written FROM "{schema}_dead_letters"
+WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND state <> 0 ORDER BY id LIMIT 1"#;
 
 const UPDATE_DEAD_LETTER: &str = r#"
 UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
@@ -172,7 +197,7 @@ WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY
 const DUE_NOW: &str = r#"
 UPDATE "{schema}_dead_letters" SET state = iif(ordering_key IS NULL, 1, 2), due_at = ?3, due_by = ?2, replayed_at = NULL,
     replay_outcome = NULL
-WHERE id IN (SELECT value FROM json_each(?1)) AND state = 0 AND (payload IS NOT NULL OR has_payload = 0)
+WHERE id IN (SELECT value FROM json_each(?1)) AND (state = 0 OR due_by IS NULL AND taken_at IS NULL) AND (payload IS NOT NULL OR has_payload = 0)
 RETURNING id;
 UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
     SELECT consumer, key_id, payload_hash FROM "{schema}_dead_letters"
@@ -238,7 +263,7 @@ WITH heads AS (
 const READ_CHOSEN: &str = r#"
 {chosen}
 SELECT d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers, d.message_id, d.message_type, d.record_key,
-    d.ordering_key, d.taken_at IS NOT NULL AS was_taken
+    d.ordering_key, iif(d.due_by IS NULL, d.attempts, 0) AS attempts, d.taken_at IS NOT NULL AS was_taken
 FROM measured AS m JOIN "{schema}_dead_letters" AS d ON d.id = m.id WHERE m.bytes_before < ?4 ORDER BY m.step, m.due_at, m.head"#;
 
 const TAKE_CHOSEN: &str = r#"
@@ -252,12 +277,31 @@ const RELEASE_DUE: &str = r#"
 UPDATE "{schema}_dead_letters" SET taken_at = NULL, taken_by = NULL, state = iif(ordering_key IS NULL, 1, 2)
 WHERE id IN (SELECT value FROM json_each(?1)) AND taken_by = ?2"#;
 
-/// A failure counts only where the run still has the row, as on PostgreSQL.
+/// A failure counts only where the run still has the row, and a row that waited for a later try is removed once it is handled, as on
+/// PostgreSQL.
 const END_DUE: &str = r#"
-UPDATE "{schema}_dead_letters" AS d SET state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, replayed_at = ?4,
-    replay_outcome = e.outcome
-FROM (SELECT i.value AS id, o.value AS outcome FROM json_each(?1) AS i JOIN json_each(?2) AS o ON o.key = i.key) AS e
+UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
+    SELECT d.consumer, d.key_id, d.payload_hash FROM ({ends}) AS e JOIN "{schema}_dead_letters" AS d ON d.id = e.id
+    WHERE d.state <> 0 AND d.due_by IS NULL AND d.taken_by = ?3 AND e.after < 0 AND e.outcome NOT IN ('processed', 'duplicate'));
+DELETE FROM "{schema}_dead_letters" WHERE state <> 0 AND due_by IS NULL AND taken_at IS NOT NULL AND id IN (
+    SELECT e.id FROM ({ends}) AS e WHERE e.outcome IN ('processed', 'duplicate'));
+UPDATE "{schema}_dead_letters" AS d SET taken_at = NULL, taken_by = NULL,
+    state = iif(e.after < 0, 0, iif(ordering_key IS NULL, 1, 2)), due_at = iif(e.after < 0, NULL, ?9 + min(e.after, 129600000000)),
+    due_by = iif(e.after < 0, due_by, NULL), replayed_at = iif({replayed}, ?9, NULL), replay_outcome = iif({replayed}, e.outcome, NULL),
+    reason = iif({replayed}, d.reason, e.reason), error = iif({replayed}, d.error, e.error),
+    attempts = iif({replayed} OR e.made = 0, d.attempts, e.made),
+    fingerprint = iif({replayed} OR e.fingerprint = '', d.fingerprint, e.fingerprint), last_at = iif({replayed}, d.last_at, ?9)
+FROM ({ends}) AS e
 WHERE d.id = e.id AND d.state <> 0 AND d.taken_at IS NOT NULL AND (d.taken_by = ?3 OR e.outcome IN ('processed', 'duplicate'))"#;
+
+/// Whether a row that ends was replayed for an operator, and stays what it was.
+const REPLAYED: &str = "e.after < 0 AND d.due_by IS NOT NULL";
+
+const ENDS: &str = "\
+SELECT i.value AS id, o.value AS outcome, a.value AS after, r.value AS reason, m.value AS made, x.value AS error, f.value AS fingerprint
+    FROM json_each(?1) AS i JOIN json_each(?2) AS o ON o.key = i.key JOIN json_each(?4) AS a ON a.key = i.key
+    JOIN json_each(?5) AS r ON r.key = i.key JOIN json_each(?6) AS m ON m.key = i.key JOIN json_each(?7) AS x ON x.key = i.key
+    JOIN json_each(?8) AS f ON f.key = i.key";
 
 /// One file, which has no failover, has one identity.
 const READ_CONTROL: &str = r#"
@@ -271,25 +315,27 @@ UPDATE "{schema}_worker_runs" SET consumer = ?1, seen_at = ?5, standing = ?3, en
 const STANDING: &str = r#"
 SELECT ?2 AS server_now, ifnull(control.state, 'running') AS state, ifnull(control."by", '') AS "by",
     ifnull(control.reason, '') AS reason, control.at AS controlled_at,
-    known.open, known.conflicts, known.oldest, known.newest, known.held, known.held_since, known.awaited, known.awaited_since,
+    known.open, known.conflicts, known.oldest, known.newest, known.held, known.held_since, late.awaited, late.awaited_since,
     (SELECT count(*) FROM "{schema}_inbox_slots" AS s JOIN "{schema}_consumers" AS c ON c.id = s.consumer
         WHERE c.name = ?1 AND c.tenant = '' AND (s.held_until IS NULL OR s.held_until <= ?2)) AS unheld,
     (SELECT i.received_at FROM "{schema}_inbox" AS i
         WHERE i.consumer = (SELECT id FROM "{schema}_consumers" WHERE name = ?1 AND tenant = '') ORDER BY i.number LIMIT 1) AS received
 FROM (
     SELECT count(*) AS open, count(*) FILTER (WHERE reason = 'conflict') AS conflicts, min(first_at) AS oldest,
-        max(last_at) AS newest, count(*) FILTER (WHERE is_held) AS held, min(first_at) FILTER (WHERE is_held) AS held_since,
-        count(awaited_since) AS awaited, min(awaited_since) AS awaited_since
+        max(last_at) AS newest, count(*) FILTER (WHERE is_held) AS held, min(first_at) FILTER (WHERE is_held) AS held_since
     FROM (
         SELECT d.reason, d.first_at, d.last_at, d.payload IS NULL AND d.has_payload AND d.published_at IS NULL
-            AND d.loss_accepted_at IS NULL AS is_held,
-            CASE WHEN d.state <> 0 AND d.due_at < ?2 - 600000000 THEN d.due_at END AS awaited_since
+            AND d.loss_accepted_at IS NULL AS is_held
         FROM "{schema}_dead_letters" AS d
-        WHERE d.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+        WHERE d.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) AND d.state = 0
             AND (d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed')
         LIMIT 10001
     )
-) AS known LEFT JOIN (
+) AS known CROSS JOIN (
+    SELECT count(*) AS awaited, min(due_at) AS awaited_since FROM (
+        SELECT d.due_at FROM "{schema}_dead_letters" AS d WHERE d.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+            AND d.state <> 0 AND d.due_at < ?2 - 600000000 LIMIT 10001)
+) AS late LEFT JOIN (
     SELECT o.state, o."by", o.reason, o.at FROM "{schema}_controls" AS o
     WHERE o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) AND o.state <> 'running' ORDER BY o.state, o.at LIMIT 1
 ) AS control ON true"#;

@@ -91,7 +91,10 @@ SELECT
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
                 'keep_payload(bigint, bytea)', 'due_now(bigint[], text)', 'any_due(text, bigint)',
                 'take_due(text, integer, bigint, bigint, bigint)', 'renew_due(bigint[], integer)', 'release_due(bigint[], integer)',
-                'end_due(bigint[], text[], integer)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
+                'put_aside(integer, text, uuid, text, bytea, integer, text, integer, text, bytea, bigint, boolean, json, text, '
+                    'text, bytea, bytea, text, bigint)',
+                'end_due(bigint[], text[], integer, bigint[], text[], bigint[], text[], text[])',
+                'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
                 'lease_destination(integer, text, bigint, bigint, text, bigint, boolean)', 'release_destination(integer, text)',
                 'settle_events(integer, bigint[], text[], json)', 'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
                 'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)',

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use idem_core::{
     Bytes, ConsumerName, ErrorClass, IdempotencyKey, Message, Store as _, StoreError, Tenant,
-    dead_letter::{DeadLetter, DueEnd, DueRoom, FailureKind, Fingerprint, Reason},
+    dead_letter::{DeadLetter, DueEnd, DueFailure, DueRoom, FailureKind, Fingerprint, Reason},
     hash::PayloadHash,
     message::{Headers, Origin},
     store::{AuditEntry, Bookkeeping, ControlState, HashRuleId, RunId, ScopeId},
@@ -210,7 +210,7 @@ async fn a_replay_is_taken_once_and_whole() {
     }
     assert_eq!(store.bookkeeping().take_due(&orders, RunId(3), DueRoom::rows(10)).await.unwrap().len(), 1);
     store.bookkeeping().end_due(RunId(3), &[(stored.id, DueEnd::Processed)]).await.unwrap();
-    let failed = DueEnd::Failed { reason: Reason::Permanent, error: "again".to_owned() };
+    let failed = DueEnd::Failed(DueFailure::new(Reason::Permanent, "again"));
     for run in takers {
         store.bookkeeping().end_due(run, &[(empty.id, failed.clone())]).await.unwrap();
     }

@@ -51,6 +51,15 @@ fn stored_message(message: &Message, payload: Option<Bytes>) -> Message {
 }
 
 impl DeadLetterRow {
+    /// The row as it is listed.
+    pub(super) fn listed(&self) -> StoredDeadLetter {
+        let waits_until = match self.state {
+            RowState::Due(at) | RowState::Behind(at) if self.waits => Some(at),
+            RowState::Over | RowState::Due(_) | RowState::Behind(_) => None,
+        };
+        StoredDeadLetter { waits_until, ..self.seen.clone() }
+    }
+
     /// The size that its row would have.
     pub(super) fn bytes(&self) -> u64 {
         let payload = self.message.payload().map_or(0, Bytes::len);
@@ -146,6 +155,7 @@ impl Books {
             published_at: None,
             loss_accepted: false,
             replayed: None,
+            waits_until: None,
         };
         self.dead_letters.push(DeadLetterRow {
             seen: seen.clone(),

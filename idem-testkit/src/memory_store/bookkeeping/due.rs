@@ -1,17 +1,20 @@
 //! Rows that are due: which of them may run, who has them, and how they end.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime},
+};
 
 use idem_core::{
     Bytes, ConsumerName,
-    dead_letter::{DUE_LEASE, DeadLetterId, Due, DueEnd, DueRoom},
+    dead_letter::{DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, PutAside},
     message::OrderingKey,
     store::{RunId, ScopeId},
 };
 
 use super::{
     Books,
-    dead_letters::{DeadLetterRow, RowState},
+    dead_letters::{DeadLetterRow, Folding, RowState},
     storable,
 };
 
@@ -34,6 +37,15 @@ impl DeadLetterRow {
         self.taken.is_none_or(|(at, _)| now.duration_since(at).is_ok_and(|age| age > DUE_LEASE))
     }
 
+    fn failed(&mut self, failure: &DueFailure, now: SystemTime) {
+        let (seen, error) = (&mut self.seen, storable(&failure.error));
+        (seen.reason, seen.error, self.last_at) = (failure.reason, error, now);
+        if failure.attempts > 0 {
+            seen.attempts = failure.attempts;
+        }
+        seen.fingerprint = failure.fingerprint.or(seen.fingerprint);
+    }
+
     fn is_of(&self, run: RunId) -> bool {
         self.taken.is_some_and(|(_, by)| by == run)
     }
@@ -43,9 +55,10 @@ impl Books {
     pub(super) fn due_now(&mut self, ids: &[DeadLetterId], now: SystemTime) -> u64 {
         let (mut marked, mut scopes, mut sequences) = (0, BTreeSet::new(), BTreeSet::new());
         for id in ids {
-            let Some(row) = self.find(*id).filter(|row| row.state == RowState::Over && row.seen.payload_kept) else {
-                continue;
+            let may = |row: &&mut DeadLetterRow| {
+                row.seen.payload_kept && (row.state == RowState::Over || row.waits && row.taken.is_none())
             };
+            let Some(row) = self.find(*id).filter(may) else { continue };
             let sequence = row.sequence();
             row.state = if sequence.is_some() { RowState::Behind(now) } else { RowState::Due(now) };
             row.seen.replayed = None;
@@ -85,18 +98,19 @@ impl Books {
         self.lead(&orphans);
     }
 
-    /// Takes rows. `twice` hands out those of other runs too, and `alone` rows whose head is not taken with them: defects.
+    /// Takes rows. `twice` hands out those of other runs too, `alone` rows whose head is not taken with them, and `early` rows before their
+    /// time: defects.
     pub(super) fn take_due(
         &mut self,
         consumer: &ConsumerName,
         (run, room): (RunId, DueRoom),
         now: SystemTime,
-        (twice, alone): (bool, bool),
+        (twice, alone, early): (bool, bool, bool),
     ) -> Vec<Due> {
         self.lead_orphans(consumer);
         let own = || self.dead_letters.iter().filter(|row| row.consumer == *consumer && (twice || row.is_free(now)));
         let is_head = |row: &&DeadLetterRow| match row.state {
-            RowState::Due(at) => at <= now,
+            RowState::Due(at) => at <= now || early,
             RowState::Behind(_) => alone,
             RowState::Over => false,
         };
@@ -135,12 +149,28 @@ impl Books {
         taken
     }
 
-    /// Lets a row that is over wait until a time; one that waits already is left as it is.
-    pub(super) fn wait_until(&mut self, id: DeadLetterId, at: SystemTime) {
-        if let Some(row) = self.find(id).filter(|row| row.state == RowState::Over) {
-            (row.state, row.waits) = (RowState::Due(at), true);
+    /// The row of this message that is not over.
+    pub(super) fn not_over(&self, letter: &DeadLetter) -> Option<&DeadLetterRow> {
+        let hash = letter.payload_hash().0;
+        let is_its = |row: &&DeadLetterRow| {
+            row.state != RowState::Over && row.scope == letter.scope && row.seen.key == letter.key && row.hash == hash
+        };
+        self.dead_letters.iter().filter(|_| letter.key.is_some()).find(is_its)
+    }
+
+    /// Keeps a message as a row until a time, unless a row of it is not over.
+    /// `twice` writes another one all the same: a defect.
+    pub(super) fn put_aside(&mut self, letter: &DeadLetter, now: SystemTime, after: Duration, twice: bool) -> PutAside {
+        if let Some(row) = self.not_over(letter).filter(|_| !twice) {
+            return PutAside::Known(row.seen.id);
+        }
+        let folding = if twice { Folding::Never } else { Folding::ByIdentity };
+        let id = self.store_dead_letter(letter, now, folding).id;
+        if let Some(row) = self.find(id) {
+            (row.state, row.waits) = (RowState::Due(now + after), true);
             row.seen.replayed = None;
         }
+        PutAside::Written(id)
     }
 
     pub(super) fn renew_due(&mut self, run: RunId, ids: &[DeadLetterId], now: SystemTime) {
@@ -168,19 +198,31 @@ impl Books {
         for (id, end) in ends {
             let counts = |row: &&mut DeadLetterRow| match end {
                 DueEnd::Processed | DueEnd::Duplicate => row.taken.is_some(),
-                DueEnd::Failed { .. } | DueEnd::Again { .. } => row.is_of(run),
+                DueEnd::Failed(_) | DueEnd::Again { .. } => row.is_of(run),
             };
-            if let Some(row) = self.find(*id).filter(counts) {
-                row.taken = None;
-                if let DueEnd::Again { after, reason, attempts, error } = end {
-                    (row.state, row.waits) = (RowState::Due(now + *after), true);
-                    (row.seen.reason, row.seen.attempts, row.last_at) = (*reason, *attempts, now);
-                    row.seen.error = storable(error);
-                } else {
-                    (row.state, row.waits) = (RowState::Over, false);
+            let Some(row) = self.find(*id).filter(counts) else { continue };
+            sequences.extend(row.sequence());
+            row.taken = None;
+            let waited = std::mem::take(&mut row.waits);
+            let again = match end {
+                DueEnd::Again { after, .. } => Some(*after),
+                DueEnd::Processed | DueEnd::Duplicate | DueEnd::Failed(_) => None,
+            };
+            match end.failure() {
+                Some(failure) if waited || again.is_some() => {
+                    row.failed(failure, now);
+                    row.waits = again.is_some();
+                    row.state = again.map_or(RowState::Over, |after| RowState::Due(now + after));
+                    let (scope, key, hash) = (row.scope, row.seen.key.clone(), row.hash);
+                    if again.is_none() {
+                        self.end_count(scope, key.as_ref(), hash);
+                    }
+                }
+                None if waited => self.dead_letters.retain(|row| row.seen.id != *id),
+                Some(_) | None => {
+                    row.state = RowState::Over;
                     row.seen.replayed = Some(storable(&end.outcome()));
                 }
-                sequences.extend(row.sequence());
             }
         }
         self.lead(&sequences);

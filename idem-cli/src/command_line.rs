@@ -63,6 +63,7 @@ impl Command {
             Self::Forgotten(_) => "forgotten",
             Self::Erase(_) => "erase",
             Self::DeadLetters(_) => "dead-letters",
+            Self::Waiting(_) => "waiting",
             Self::Outbox(_) => "outbox",
             Self::Cleanup(_) => "cleanup",
             Self::Stats => "stats",
@@ -177,6 +178,8 @@ pub(crate) enum Command {
     /// See, replay and drop messages that were set aside
     #[command(subcommand)]
     DeadLetters(DeadLetters),
+    /// List messages that wait for a later try, the next one first: `dead-letters list --state waiting`
+    Waiting(Waiting),
     /// List waiting events, send or skip failed ones, and stop the sending to a destination
     #[command(subcommand)]
     Outbox(Outbox),
@@ -424,6 +427,9 @@ pub(crate) struct Groups {
     /// The group with the newest dead letter first
     #[arg(long)]
     pub(crate) newest: bool,
+    /// Of dead ones, or of those that wait for a later try
+    #[arg(long, value_name = "STATE", default_value = "dead")]
+    pub(crate) state: StateOf,
     #[command(flatten)]
     pub(crate) limit: Limit,
 }
@@ -466,8 +472,37 @@ pub(crate) struct Replay {
     pub(crate) yes: Yes,
 }
 
-/// Which dead letters.
+/// What becomes of a message that was set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StateOf {
+    /// It is dead, and an operator decides
+    Dead,
+    /// It waits for a later try
+    Waiting,
+    /// Either
+    All,
+}
+
+/// Messages that wait for a later try.
 #[derive(Debug, Args)]
+pub(crate) struct Waiting {
+    /// Of this consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+}
+
+impl Waiting {
+    /// The long form of the command.
+    pub(crate) fn list(self) -> DeadLetters {
+        let which = Which { consumer: self.consumer, state: Some(StateOf::Waiting), ..Which::default() };
+        DeadLetters::List { which, limit: self.limit }
+    }
+}
+
+/// Which dead letters.
+#[derive(Debug, Default, Args)]
 pub(crate) struct Which {
     /// These, by their ids
     pub(crate) id: Vec<i64>,
@@ -489,6 +524,16 @@ pub(crate) struct Which {
     /// Only those that were not replayed, or failed again
     #[arg(long)]
     pub(crate) open: bool,
+    /// Dead ones unless they are named by their ids, which may be in any state
+    #[arg(long, value_name = "STATE")]
+    pub(crate) state: Option<StateOf>,
+}
+
+impl Which {
+    /// The state that is meant.
+    pub(crate) fn state(&self) -> StateOf {
+        self.state.unwrap_or(if self.id.is_empty() { StateOf::Dead } else { StateOf::All })
+    }
 }
 
 #[derive(Debug, Args)]

@@ -49,6 +49,7 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,
         Command::Erase(erase) => erase::run(Database::open(target).await?, &erase).await,
         Command::DeadLetters(command) => dead_letters::run(Database::open(target).await?, command).await,
+        Command::Waiting(asked) => dead_letters::run(Database::open(target).await?, asked.list()).await,
         Command::Outbox(command) => outbox::run(target, command).await,
         Command::Stats => stats::run(Database::open(target).await?).await,
         Command::Workers(limit) => workers::run(Database::open(target).await?, &limit).await,

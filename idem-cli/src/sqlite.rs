@@ -53,6 +53,7 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Pause(because) => consumers::run(&store, target, Consumers::Pause(because)).await,
         Command::Resume { consumer } => consumers::run(&store, target, Consumers::Resume { consumer }).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
+        Command::Waiting(asked) => dead_letters::run(File::open(target).await?, asked.list()).await,
         Command::Outbox(Outbox::List { destination, state, limit }) => {
             let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
             commands::outbox::list(&*outbox, File::open(target).await?, destination.as_deref(), state, &limit).await

@@ -7,7 +7,7 @@ pub(crate) mod wait;
 use idem_core::dead_letter::Reason;
 
 use crate::{
-    command_line::{DeadLetters, Replay, Which, shared::Limit},
+    command_line::{DeadLetters, Replay, StateOf, Which, shared::Limit},
     commands::{
         forget::{self, check_time},
         show,
@@ -30,6 +30,9 @@ WHERE ($1::int8[] IS NULL OR d.id = ANY ($1::int8[])) AND ($2::text IS NULL OR c
 /// One whose failure may still matter: a dead letter that was replayed and went well is history.
 pub(crate) const OPEN: &str = "(d.replayed_at IS NULL OR pg_catalog.starts_with(d.replay_outcome, 'failed'))";
 
+/// A row that waits for a later try: it is no dead letter. One whose replay an operator asked for is.
+pub(crate) const WAITS: &str = "(d.state <> 0::int2 AND d.due_by IS NULL)";
+
 /// An id that no dead letter has. Parameters: 1 ids.
 const UNKNOWN: &str = "\
 SELECT coalesce(pg_catalog.min(asked.id), 0) AS id, pg_catalog.count(*) AS unknown
@@ -38,10 +41,10 @@ WHERE NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.id = asked.id)"
 
 const LIST: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS \"group\", d.attempts,
-    d.copies, d.last_at, d.error,
+    d.copies, d.last_at, {due}d.error,
     CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.taken_at IS NOT NULL THEN 'running'
-        WHEN d.state <> 0::int2 THEN 'awaited' END AS replay
-{chosen} ORDER BY {open} DESC, d.id DESC LIMIT $7::int8";
+        WHEN d.state <> 0::int2 AND d.due_by IS NOT NULL THEN 'awaited' END AS replay
+{chosen} ORDER BY {order} LIMIT $7::int8";
 
 const SHOW: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, pg_catalog.encode(d.payload_hash, 'hex') AS payload_hash, d.reason,
@@ -122,7 +125,7 @@ SELECT pg_catalog.count(*) FROM asked";
 /// How many of these wait or run, and how many have failed again. Parameter: 1 ids.
 const LEFT: &str = "\
 SELECT pg_catalog.count(*) FILTER (WHERE d.state <> 0::int2),
-    pg_catalog.count(*) FILTER (WHERE d.state = 0::int2 AND pg_catalog.starts_with(d.replay_outcome, 'failed'))
+    pg_catalog.count(*) FILTER (WHERE d.state = 0::int2 AND coalesce(pg_catalog.starts_with(d.replay_outcome, 'failed'), true))
 FROM {schema}.dead_letters AS d WHERE d.id = ANY ($1::int8[])";
 
 /// Further parameters: 7 who, 8 why.
@@ -154,8 +157,42 @@ pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<
 }
 
 fn statement(template: &str, which: &Which) -> String {
-    let chosen = if which.open { format!("{CHOSEN} AND {OPEN}") } else { CHOSEN.to_owned() };
-    template.replace("{chosen}", &chosen).replace("{open}", OPEN)
+    let mut chosen = CHOSEN.to_owned();
+    if which.open {
+        chosen = format!("{chosen} AND {OPEN}");
+    }
+    if let Some(state) = of_state(which.state(), WAITS) {
+        chosen = format!("{chosen} AND {state}");
+    }
+    let (due, order) = columns_and_order(which.state());
+    template.replace("{chosen}", &chosen).replace("{due}", due).replace("{order}", order).replace("{open}", OPEN)
+}
+
+/// The condition for rows in this state.
+pub(crate) fn of_state(state: StateOf, waits: &str) -> Option<String> {
+    match state {
+        StateOf::Dead => Some(format!("NOT {waits}")),
+        StateOf::Waiting => Some(waits.to_owned()),
+        StateOf::All => None,
+    }
+}
+
+/// What a list of rows in this state has more, and its order: the newest first, or the one that runs next.
+fn columns_and_order(state: StateOf) -> (&'static str, &'static str) {
+    match state {
+        StateOf::Dead => ("", "{open} DESC, d.id DESC"),
+        StateOf::Waiting => ("d.due_at, ", "d.due_at, d.id"),
+        StateOf::All => ("d.due_at, ", "{open} DESC, d.id DESC"),
+    }
+}
+
+/// What rows in this state are called.
+pub(crate) fn title(state: StateOf) -> &'static str {
+    match state {
+        StateOf::Dead => "dead letters",
+        StateOf::Waiting => "waiting messages",
+        StateOf::All => "dead letters and waiting messages",
+    }
 }
 
 fn chosen(which: &Which) -> Vec<Bind<'_>> {
@@ -205,7 +242,7 @@ async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<R
     binds.push(Bind::Number(limit.limit));
     let letters = database.table(&statement(LIST, which), &binds).await?;
     let shown = i64::try_from(letters.rows().len()).unwrap_or(i64::MAX);
-    let report = Report::new().table("dead letters", letters);
+    let report = Report::new().table(title(which.state()), letters);
     if shown < limit.limit {
         return Ok(report);
     }

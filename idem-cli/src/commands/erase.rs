@@ -60,7 +60,7 @@ WHERE d.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
         WHERE pg_catalog.strpos(d.headers::text, held.form) > 0
             OR pg_catalog.position(d.payload, pg_catalog.convert_to(held.form, 'UTF8')) > 0)";
 
-/// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
+/// One transaction. A message that waits for a later try is removed: without its payload it can never run. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
 /// never replayed, and the outcome of a replay that has ended stays; it is no copy of any other from then on, because one that
 /// comes again must be kept whole. Further parameters: 3 who, 4 why.
 const ERASE: &str = "\
@@ -77,13 +77,17 @@ const ERASE: &str = "\
 ), counts AS (
     UPDATE {schema}.message_attempts AS a SET idempotency_key = ''
     FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
+), put_aside AS (
+    DELETE FROM {schema}.dead_letters AS d USING asked
+    WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id AND d.state <> 0::int2 AND d.due_by IS NULL RETURNING d.consumer
 ), letters AS (
     UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
         headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, state = 0,
         due_at = NULL, taken_at = NULL, taken_by = NULL, taken_login = NULL,
         identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), loss_accepted_at = pg_catalog.now(),
         loss_accepted_by = $3::text
-    FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer
+    FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id AND NOT (d.state <> 0::int2 AND d.due_by IS NULL)
+    RETURNING d.consumer
 ), waiting AS (
     DELETE FROM {schema}.inbox AS i USING asked
     WHERE i.consumer = asked.consumer AND i.idempotency_key = $1::text RETURNING i.consumer
@@ -95,11 +99,11 @@ const ERASE: &str = "\
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
-    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE waiting
+    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE put_aside UNION TABLE waiting
         UNION TABLE trail) AS erased
 )
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
-    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM waiting) + (SELECT pg_catalog.count(*) FROM trail)";
+    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM put_aside) + (SELECT pg_catalog.count(*) FROM waiting) + (SELECT pg_catalog.count(*) FROM trail)";
 
 /// What a key comes to that is in progress.
 const NOT_ERASED: &str = "the key cannot be erased";

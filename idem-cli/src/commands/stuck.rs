@@ -15,7 +15,7 @@ pub(crate) const FAILING: &str = "\
 a.attempts > 0
     AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
-        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)";
+        AND d.payload_hash = a.payload_hash AND (d.last_at >= a.last_at OR d.state <> 0::int2))";
 
 /// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
 /// works on which key, but a session with its consumer's name can be recognised.

@@ -24,7 +24,7 @@ const FAILING: &str = r#"
 a.attempts > 0
     AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)
     AND NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" AS l WHERE l.consumer = a.consumer AND l.key_id = a.key_id
-        AND l.payload_hash = a.payload_hash AND l.last_at >= a.last_at)"#;
+        AND l.payload_hash = a.payload_hash AND (l.last_at >= a.last_at OR l.state <> 0))"#;
 
 const STATS: &str = r#"
 SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hour, {at}p.oldest{} AS oldest,
@@ -32,7 +32,7 @@ SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hou
     (SELECT count(*) FROM "{schema}_message_attempts" AS a WHERE a.consumer = c.id AND {failing}) AS failing,
     ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.bytes, 0) AS dead_letter_bytes,
     ifnull(d.copies, 0) AS dead_letter_copies,
-    ifnull(d.awaiting_replay, 0) AS awaiting_replay
+    ifnull(d.awaiting_replay, 0) AS awaiting_replay, ifnull(d.waiting, 0) AS waiting
 FROM "{schema}_consumers" AS c
 LEFT JOIN (
     SELECT consumer, count(*) AS records, count(*) FILTER (WHERE processed_at > {now} - 3600000000) AS last_hour,
@@ -42,9 +42,10 @@ LEFT JOIN (
     FROM "{schema}_processed_messages" GROUP BY consumer
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
-    SELECT consumer, count(*) AS dead_letters, sum(copies) AS copies,
+    SELECT consumer, count(*) FILTER (WHERE state = 0 OR due_by IS NOT NULL) AS dead_letters, sum(copies) AS copies,
+        count(*) FILTER (WHERE state <> 0 AND due_by IS NULL) AS waiting,
         sum(CASE WHEN payload IS NULL THEN 0 ELSE payload_bytes END) AS bytes,
-        count(*) FILTER (WHERE state <> 0) AS awaiting_replay
+        count(*) FILTER (WHERE state <> 0 AND due_by IS NOT NULL) AS awaiting_replay
     FROM "{schema}_dead_letters" GROUP BY consumer
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant"#;

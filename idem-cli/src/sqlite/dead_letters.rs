@@ -8,9 +8,9 @@ use super::{
     only_on_postgres,
 };
 use crate::{
-    command_line::{AcceptLoss, DeadLetters, Groups, Replay, Which, shared::Limit},
+    command_line::{AcceptLoss, DeadLetters, Groups, Replay, StateOf, Which, shared::Limit},
     commands::{
-        dead_letters::{self, accept_loss},
+        dead_letters::{self, accept_loss, groups::and_state},
         show,
     },
     confirm::confirm,
@@ -29,12 +29,15 @@ WHERE (?1 IS NULL OR d.id IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL 
 /// As on PostgreSQL.
 const OPEN: &str = "(d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed')";
 
+/// As on PostgreSQL.
+const WAITS: &str = "(d.state <> 0 AND d.due_by IS NULL)";
+
 const LIST: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS "group", d.attempts, d.copies,
-    {at}d.last_at{} AS last_at, d.error,
+    {at}d.last_at{} AS last_at, {due}d.error,
     CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.taken_at IS NOT NULL THEN 'running'
-        WHEN d.state <> 0 THEN 'awaited' END AS replay
-{chosen} ORDER BY {open} DESC, d.id DESC LIMIT ?7"#;
+        WHEN d.state <> 0 AND d.due_by IS NOT NULL THEN 'awaited' END AS replay
+{chosen} ORDER BY {order} LIMIT ?7"#;
 
 const SHOW: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
@@ -60,7 +63,7 @@ WHERE id IN (SELECT value FROM json_each(?1)) AND state <> 0 AND due_at = ?3"#;
 /// As on PostgreSQL. Parameter: 1 ids.
 const LEFT: &str = r#"
 SELECT count(*) FILTER (WHERE state <> 0) AS waiting,
-    count(*) FILTER (WHERE state = 0 AND substr(replay_outcome, 1, 6) = 'failed') AS failed
+    count(*) FILTER (WHERE state = 0 AND ifnull(substr(replay_outcome, 1, 6), 'failed') = 'failed') AS failed
 FROM "{schema}_dead_letters" WHERE id IN (SELECT value FROM json_each(?1))"#;
 
 /// As on PostgreSQL: one error stands for all of the group, the newest. Parameters: 1 consumer or NULL, 2 how many at most.
@@ -70,7 +73,7 @@ SELECT d.fingerprint AS "group", c.name AS consumer, d.reason, count(*) AS dead_
     {at}min(d.first_at){} AS first_at, {at}max(d.last_at){} AS last_at,
     substr(max(printf('%020d', d.last_at) || d.error), 21) AS error
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
-WHERE ?1 IS NULL OR c.name = ?1
+WHERE (?1 IS NULL OR c.name = ?1){state}
 GROUP BY d.fingerprint, c.name, d.reason ORDER BY {order} LIMIT ?2"#;
 
 /// Parameter: 1 ids as a JSON array.
@@ -143,8 +146,17 @@ pub(super) async fn run(file: File, command: DeadLetters) -> Result<Report, Fail
 }
 
 fn statement(template: &str, which: &Which) -> String {
-    let chosen = if which.open { format!("{CHOSEN} AND {OPEN}") } else { CHOSEN.to_owned() };
-    template.replace("{chosen}", &chosen).replace("{open}", OPEN)
+    let mut chosen = CHOSEN.to_owned();
+    if which.open {
+        chosen = format!("{chosen} AND {OPEN}");
+    }
+    chosen.push_str(&and_state(which.state(), WAITS));
+    let (due, order) = match which.state() {
+        StateOf::Dead => ("", "{open} DESC, d.id DESC"),
+        StateOf::Waiting => ("{at}d.due_at{} AS due_at, ", "d.due_at, d.id"),
+        StateOf::All => ("{at}d.due_at{} AS due_at, ", "{open} DESC, d.id DESC"),
+    };
+    template.replace("{chosen}", &chosen).replace("{due}", due).replace("{order}", order).replace("{open}", OPEN)
 }
 
 async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Failure> {
@@ -155,7 +167,7 @@ async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Fa
     let letters = file.table(&statement(LIST, which), &binds).await?;
     let max = usize::try_from(limit.limit).unwrap_or(usize::MAX);
     let is_all = letters.rows().len() <= max;
-    let report = Report::new().table("dead letters", letters.first(max));
+    let report = Report::new().table(dead_letters::title(which.state()), letters.first(max));
     Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
 }
 
@@ -216,6 +228,7 @@ async fn groups(mut file: File, asked: &Groups) -> Result<Report, Failure> {
     }
     let order = if asked.newest { "max({open}) DESC" } else { "count(*) FILTER (WHERE {open}) DESC, count(*) DESC" };
     let query = GROUPS.replace("{order}", &format!("{order}, max(d.last_at) DESC")).replace("{open}", OPEN);
+    let query = query.replace("{state}", &and_state(asked.state, WAITS));
     let groups = file.table(&query, &[Bind::Text(asked.consumer.as_deref()), asked.limit.limit.into()]).await?;
     Ok(dead_letters::groups::report(groups))
 }

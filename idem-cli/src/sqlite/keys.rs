@@ -193,7 +193,7 @@ SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 the trail's details.
-const ERASE: [&str; 9] = [
+const ERASE: [&str; 10] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_processed_results" WHERE {hold}
@@ -210,6 +210,7 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     reference = NULL, answer_until = NULL
 WHERE {hold}"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
+    r#"DELETE FROM "{schema}_dead_letters" WHERE {hold} AND state <> 0 AND due_by IS NULL"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
     message_id = NULL, record_key = NULL, ordering_key = NULL,
     state = 0, due_at = NULL, taken_at = NULL, taken_by = NULL, identity = randomblob(32), loss_accepted_at = {now},

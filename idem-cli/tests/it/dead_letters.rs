@@ -325,6 +325,11 @@ async fn letter(
     payload: &str,
     reason: Reason,
 ) -> idem_core::dead_letter::StoredDeadLetter {
+    let letter = failed(fixture, origin, payload, reason).await;
+    fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
+}
+
+async fn failed(fixture: &Fixture, origin: &str, payload: &str, reason: Reason) -> idem_core::dead_letter::DeadLetter {
     use idem_core::{
         ErrorClass, Tenant,
         dead_letter::{FailureKind, Fingerprint},
@@ -332,7 +337,7 @@ async fn letter(
     };
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
-    let letter = idem_core::dead_letter::DeadLetter {
+    idem_core::dead_letter::DeadLetter {
         scope: fixture.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
         consumer: name,
         message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
@@ -344,8 +349,7 @@ async fn letter(
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: reason != Reason::TooLarge,
         payload_omitted: None,
-    };
-    fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
+    }
 }
 
 /// A39: a message that can be kept nowhere waits in plain sight, and is given up only with a reason; the
@@ -394,5 +398,52 @@ async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     let seen =
         fixture.texts("SELECT loss_accepted_by FROM dead_letters_view WHERE payload_kept IS FALSE ORDER BY id").await;
     assert_eq!(seen, ["ada", "ada", ""]);
+    fixture.drop().await;
+}
+
+/// A message that waits for a later try is no dead letter: it is listed for itself, and replayed, dropped and erased by name.
+#[tokio::test]
+async fn what_waits_for_a_later_try_is_no_dead_letter() {
+    use std::time::Duration;
+
+    use idem_core::{IdempotencyKey, store::HashRuleId};
+
+    let fixture = fixture().await;
+    let mut ids = Vec::new();
+    for number in 0..4 {
+        let mut letter = failed(&fixture, &format!("q/{number}"), "late", Reason::AttemptsExhausted).await;
+        letter.key = Some(IdempotencyKey::new(&format!("late-{number}")).unwrap());
+        letter.hash = Some((letter.payload_hash().0, HashRuleId(1)));
+        let after = Duration::from_secs(3_600 * (5 - number));
+        ids.push(fixture.store.bookkeeping().put_aside(&letter, after).await.unwrap().id().0);
+    }
+    let keys = |listed: &serde_json::Value, table: &str| -> Vec<String> {
+        listed[table].as_array().unwrap().iter().map(|row| row["key"].as_str().unwrap().to_owned()).collect()
+    };
+    let dead = fixture.idem("dead-letters list --json").json();
+    assert_eq!(keys(&dead, "dead_letters"), ["order-3", "order-2", "order-1"]);
+    let waiting = fixture.idem("waiting --consumer orders --json").json();
+    assert_eq!(keys(&waiting, "waiting_messages"), ["late-3", "late-2", "late-1", "late-0"], "the next one first");
+    assert!(waiting["waiting_messages"][0]["due_at"].is_string(), "{waiting}");
+    let groups = |state: &str| fixture.idem(&format!("dead-letters groups --state {state} --json")).json();
+    let counted = |state: &str| -> i64 {
+        let groups = groups(state);
+        let groups = groups["groups_of_dead_letters"].as_array().unwrap();
+        groups.iter().map(|row| row["dead_letters"].as_i64().unwrap()).sum()
+    };
+    assert_eq!(["dead", "waiting", "all"].map(counted), [3, 4, 7]);
+    let stats = fixture.idem("stats --json").json();
+    assert_eq!((&stats["consumers"][0]["dead_letters"], &stats["consumers"][0]["waiting"]), (&3.into(), &4.into()));
+    assert!(fixture.idem("stuck --json").json()["failing_keys"].as_array().is_none_or(Vec::is_empty));
+
+    assert!(
+        fixture.idem("dead-letters drop --consumer orders --dry-run --because x").ok().contains("3 would be dropped")
+    );
+    assert!(fixture.idem(&format!("dead-letters drop {} --because x --yes", ids[0])).ok().contains("1 dropped"));
+    fixture.idem("erase late-1 --because x --yes").ok();
+    assert!(fixture.idem(&format!("dead-letters replay {} --yes", ids[2])).ok().contains("1 asked for"));
+    let left = "SELECT concat_ws(' ', idempotency_key, state, due_at <= now(), due_by IS NOT NULL) FROM dead_letters
+        WHERE idempotency_key LIKE 'late%' OR idempotency_key IS NULL ORDER BY id";
+    assert_eq!(fixture.texts(left).await, ["late-2 1 t t", "late-3 1 f f"]);
     fixture.drop().await;
 }

@@ -1,8 +1,8 @@
 //! `idem dead-letters groups`: dead letters that failed alike, so that one bad deploy is one line.
 
-use super::OPEN;
+use super::{OPEN, WAITS, of_state};
 use crate::{
-    command_line::Groups,
+    command_line::{Groups, StateOf},
     database::{Bind, Database},
     exit::Failure,
     report::{Report, Table},
@@ -15,7 +15,7 @@ SELECT d.fingerprint AS \"group\", c.name AS consumer, d.reason, pg_catalog.coun
     pg_catalog.sum(d.copies)::int8 AS copies, pg_catalog.min(d.first_at) AS first_at,
     pg_catalog.max(d.last_at) AS last_at, (pg_catalog.array_agg(d.error ORDER BY d.last_at DESC))[1] AS error
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
-WHERE $1::text IS NULL OR c.name = $1::text
+WHERE ($1::text IS NULL OR c.name = $1::text){state}
 GROUP BY d.fingerprint, c.name, d.reason ORDER BY {order} LIMIT $2::int8";
 
 const LARGEST: &str =
@@ -27,8 +27,14 @@ pub(super) async fn run(database: &mut Database, asked: &Groups) -> Result<Repor
         database.known(consumer).await?;
     }
     let query = GROUPS.replace("{order}", if asked.newest { NEWEST } else { LARGEST }).replace("{open}", OPEN);
+    let query = query.replace("{state}", &and_state(asked.state, WAITS));
     let binds = [Bind::TextOr(asked.consumer.as_deref()), Bind::Number(asked.limit.limit)];
     Ok(report(database.table(&query, &binds).await?))
+}
+
+/// The condition for rows in this state, as a further one.
+pub(crate) fn and_state(state: StateOf, waits: &str) -> String {
+    of_state(state, waits).map(|state| format!(" AND {state}")).unwrap_or_default()
 }
 
 pub(crate) fn report(groups: Table) -> Report {

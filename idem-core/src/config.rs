@@ -336,7 +336,15 @@ impl WorkerSettings {
         let rule = "it must be from 1 ms to retry.max";
         span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;
         span("retry.max", self.retry.max, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
-        for delay in self.retry.later.delays() {
+        let later = self.retry.later.delays();
+        if let Retention::For(kept) = consumer.retention
+            && later.iter().sum::<Duration>() > kept / 2
+        {
+            // A message that waits is not handled yet, and a copy of it may come until its record is gone.
+            let rule = "the delays together must be at most half of the retention";
+            return Err(ConfigError::new("retry.later", format!("{later:?}"), rule));
+        }
+        for delay in later {
             span(
                 "retry.later",
                 *delay,

@@ -257,7 +257,10 @@ impl<S: Store, P: Publisher> Wired<'_, S, P> {
             .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
             .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
             .dead_letters_bytes_max(settings.dead_letters_bytes_max.0)
-            .settings(|worker| worker.retry.attempts = settings.attempts)
+            .settings(|worker| {
+                worker.retry.attempts = settings.attempts;
+                worker.retry.later = settings.retry_later;
+            })
             .cache_for(COMMITTED_FOR)
             .cleanup(settings.cleanup.settings())
             .drain(settings.flags.drain)

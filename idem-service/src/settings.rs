@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::{
     ConfigError, Retention,
-    config::{ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX},
+    config::{ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Later},
 };
 use idem_sql::{PostgresSettings, RECORD_BYTES};
 
@@ -51,6 +51,11 @@ pub(crate) struct Settings {
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = sizes::count(1_u32..=1_000))]
     pub(crate) attempts: u32,
+
+    /// The delays of the later tries of a message whose attempts have failed, such as 30s,2m,10m,1h, or off. Meanwhile it is a row of the
+    /// database; a message with an ordering key has none
+    #[arg(long, value_name = "TIMES", default_value = "off", value_parser = later)]
+    pub(crate) retry_later: Later,
 
     /// How many units run side by side, each on a connection of its own [default: the cores, at most 4; 64 on DynamoDB]
     #[arg(long, value_name = "COUNT", value_parser = sizes::count(1_usize..=1024))]
@@ -113,6 +118,7 @@ pub(crate) fn refused(error: &ConfigError) -> String {
         "payload_bytes_max" => "payload-max".to_owned(),
         "dead_letter_payload_bytes_max" => "dead-letter-payload-max".to_owned(),
         "result_retention" => "answers-for".to_owned(),
+        "retry.later" => "retry-later".to_owned(),
         field => field.trim_start_matches("retry.").trim_start_matches("relay.").replace('_', "-"),
     };
     format!("--{flag} is {}, but {}", error.value, error.rule)
@@ -126,6 +132,16 @@ pub(crate) fn refused_destination(error: &ConfigError) -> String {
         return format!("the destination is {}, but {}", error.value, error.rule);
     }
     refused(error)
+}
+
+/// Delays with commas between them, or none.
+fn later(text: &str) -> Result<Later, String> {
+    if text == "off" {
+        return Ok(Later::NONE);
+    }
+    let delays: Result<Vec<_>, _> = text.split(',').map(spans::span).collect();
+    let delays = delays.map_err(|error| format!("{error}, with a comma between two, or off"))?;
+    Later::new(delays).ok_or_else(|| format!("it must be at most {} times", Later::MAX))
 }
 
 /// A size, or none.

@@ -44,12 +44,13 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
         (None, core.startup_timeout, core.drain)
     );
     assert_eq!((told.batch, told.attempts), (core.batch, core.retry.attempts));
+    assert_eq!(told.retry_later, core.retry.later);
 }
 
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 14] = [
+    let flags: [(&str, IsSet); 15] = [
         ("--schema books", |told| told.flags.schema.as_str() == "books"),
         ("--retention 2h", |told| told.retention == Retention::For(Duration::from_secs(7200))),
         ("--retention forever", |told| told.retention == Retention::Forever),
@@ -62,6 +63,7 @@ fn each_flag_reaches_its_setting() {
         ("--admin-host a --admin-host b", |told| told.flags.admin_host == ["a", "b"]),
         ("--admin 127.0.0.1:9900", |told| told.flags.admin.as_deref() == Some("127.0.0.1:9900")),
         ("--attempts 3", |told| told.attempts == 3),
+        ("--retry-later 30s,2m", |told| told.retry_later.delays() == [30, 120].map(Duration::from_secs)),
         ("--lanes 3", |told| told.lanes == Some(3)),
         ("--batch 9", |told| told.batch == 9),
     ];

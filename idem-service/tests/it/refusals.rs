@@ -32,6 +32,16 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         ("--on-conflict drop", "--on-conflict is \"drop\", but it must be one of dead-letter, acknowledge, halt"),
         ("--dead-letter-breaker maybe", "--dead-letter-breaker is \"maybe\", but it must be on or off"),
         ("--attempts 0", "--attempts is \"0\", but it must be a whole number from 1 to 1000"),
+        ("--retry-later 30", "--retry-later is \"30\", but write a number and one of the units ms, s, m, h, d"),
+        (
+            "--retry-later 1s,1s,1s,1s,1s,1s,1s,1s,1s",
+            "--retry-later is \"1s,1s,1s,1s,1s,1s,1s,1s,1s\", but it must be at most 8 times",
+        ),
+        ("--retry-later 1ms", "--retry-later is 1ms, but each delay must be from 1 s to 24 hours"),
+        (
+            "--retry-later 1h,2h --retention 5h",
+            "--retry-later is [3600s, 7200s], but the delays together must be at most half of the retention",
+        ),
         ("--in-flight 50", "--in-flight is 50, but it must be from one batch to 10,000,000"),
         ("--payload-max 0", "--payload-max is 0, but it must be from 1 byte to 256 MiB"),
         ("--payload-max 1MB", "--payload-max is \"1MB\", but it must be a number of bytes, or one with a unit"),

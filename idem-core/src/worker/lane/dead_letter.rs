@@ -19,7 +19,7 @@ use crate::{
         job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Job},
         lane::{
             Lane,
-            publishing::{Secured, Unkeepable},
+            publishing::{Kept, Secured, Unkeepable},
             queue::Next,
         },
         quota::Room,
@@ -36,7 +36,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
         if let DeliveredBy::Row(id) = job.from {
-            return self.row_failed(id, &job, dead).await;
+            return self.row_failed(id, job).await;
         }
         if let Some(after) = dead.after {
             return self.put_aside(job, after).await;
@@ -83,7 +83,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
         }
         let waited_long = self.shared.has_waited_long(&job, WaitCause::Publisher);
-        match self.shared.secure(&dead_letter, &stored, waited_long).await {
+        match self.shared.secure(&dead_letter, Kept::from(&stored), waited_long).await {
             Secured::Kept => {}
             Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,
             Secured::Unkeepable(why) => return self.unkeepable(job, Some(stored.id), &why).await,
@@ -91,24 +91,29 @@ impl<S: Store, B: Source> Lane<S, B> {
         if failpoint!(DEAD_LETTER_OK).is_err() {
             return self.hold_uncharged(job, WaitCause::Publisher).await;
         }
-        self.shared.stats.dead_lettered.add(1);
-        self.shared.metrics.dead_lettered(dead.reason);
         self.note_dead_letter(dead);
-        if let Some(left_out) = self.shared.lines.dead_letters.pass() {
-            tracing::warn!(
-                idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
-                origin = %dead_letter.message.origin(), reason = %dead.reason, attempts = dead_letter.attempts, error = dead.text,
-                left_out, "set aside as a dead letter"
-            );
-            let (key, origin) = (dead.key.as_ref(), Some(dead_letter.message.origin()));
-            let mut incident = Incident::new(IncidentKind::DeadLetter, key, origin, &*dead.text);
-            (incident.reason, incident.dead_letter) = (Some(dead.reason), Some(stored.id));
-            self.shared.recent.keep(incident);
-        }
+        self.show_dead_letter(dead, &dead_letter, stored.id);
         if let DeliveredBy::Broker(handle) = job.from {
             self.shared.settle_dead_letter(handle, Durable::dead_lettered(), job.permit, place);
             // Behind it, so that a lane that clears this has waited for it.
             self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a dead letter, and shows it in the log and on the page.
+    pub(super) fn show_dead_letter(&self, dead: &DeadLetterCause, letter: &DeadLetter, row: DeadLetterId) {
+        self.shared.stats.dead_lettered.add(1);
+        self.shared.metrics.dead_lettered(dead.reason);
+        if let Some(left_out) = self.shared.lines.dead_letters.pass() {
+            tracing::warn!(
+                idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
+                origin = %letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
+                left_out, "set aside as a dead letter"
+            );
+            let (key, origin) = (dead.key.as_ref(), Some(letter.message.origin()));
+            let mut incident = Incident::new(IncidentKind::DeadLetter, key, origin, &*dead.text);
+            (incident.reason, incident.dead_letter) = (Some(dead.reason), Some(row));
+            self.shared.recent.keep(incident);
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     bugs::{self, Bug},
-    dead_letter::{DeadLetterId, DueEnd, DueFailure, PutAside},
+    dead_letter::{DeadLetter, DeadLetterId, DueEnd, DueFailure, PutAside},
     failpoint,
     outcome::{Durable, Failure},
     policy::WaitCause,
@@ -12,8 +12,11 @@ use crate::{
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::{
-        job::{Counts, DeadLetterCause, DeliveredBy, Job},
-        lane::Lane,
+        job::{Counts, DeliveredBy, Job},
+        lane::{
+            Lane,
+            publishing::{Kept, Secured},
+        },
         quota::Room,
         unsettled::Place,
     },
@@ -101,15 +104,11 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// The try of a row failed: it has another one, or is a dead letter. The breaker has counted it when it was put aside.
-    pub(super) async fn row_failed(&mut self, id: DeadLetterId, job: &Job<B::Handle>, dead: &DeadLetterCause) {
-        let letter = self.letter(job, dead);
-        let (reason, attempts, error) = (letter.reason, letter.attempts, letter.error);
-        let failure = DueFailure { reason, attempts, error, fingerprint: Some(letter.fingerprint) };
-        let end = match dead.after {
-            Some(after) => DueEnd::Again { after, failure },
-            None => DueEnd::Failed(failure),
-        };
+    /// The try of a row failed: it has another one, or it is a dead letter, which is published before that is noted. The breaker has counted
+    /// it when it was put aside.
+    pub(super) async fn row_failed(&mut self, id: DeadLetterId, job: Job<B::Handle>) {
+        let Some(dead) = &job.dead else { return self.returned.push(job) };
+        let letter = self.letter(&job, dead);
         if bugs::planted(Bug::LaterTriesOpenTheBreaker) {
             self.note_dead_letter(dead);
         }
@@ -117,9 +116,19 @@ impl<S: Store, B: Source> Lane<S, B> {
             let _ = self.shared.consumer.store.bookkeeping().end_attempts(claim.scope, &claim.key, claim.hash).await;
         }
         if dead.after.is_none() && job.attempts_before > 0 {
-            self.shared.stats.dead_lettered.add(1);
-            self.shared.metrics.dead_lettered(dead.reason);
+            let kept = Kept { row: id, payload: true, is_published: false, loss_accepted: false };
+            let waited_long = self.shared.has_waited_long(&job, WaitCause::Publisher);
+            if let Secured::NotYet = self.shared.secure(&letter, kept, waited_long).await {
+                return self.hold_uncharged(job, WaitCause::Publisher).await;
+            }
+            self.show_dead_letter(dead, &letter, id);
         }
+        let DeadLetter { reason, attempts, error, fingerprint, .. } = letter;
+        let failure = DueFailure { reason, attempts, error, fingerprint: Some(fingerprint) };
+        let end = match dead.after {
+            Some(after) => DueEnd::Again { after, failure },
+            None => DueEnd::Failed(failure),
+        };
         self.shared.due.ended(id, end);
     }
 }

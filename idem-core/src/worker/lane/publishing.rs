@@ -24,6 +24,26 @@ pub(super) enum Secured {
     Unkeepable(Unkeepable),
 }
 
+/// What the row of a dead letter has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) row: DeadLetterId,
+    pub(super) payload: bool,
+    pub(super) is_published: bool,
+    pub(super) loss_accepted: bool,
+}
+
+impl From<&StoredDeadLetter> for Kept {
+    fn from(stored: &StoredDeadLetter) -> Self {
+        Self {
+            row: stored.id,
+            payload: stored.payload_kept,
+            is_published: stored.published_at.is_some(),
+            loss_accepted: stored.loss_accepted,
+        }
+    }
+}
+
 /// Why a message cannot be kept.
 pub(super) struct Unkeepable {
     pub(super) cause: WaitCause,
@@ -45,41 +65,36 @@ impl Unkeepable {
 impl<S: Store, B: Source> Shared<S, B> {
     /// Publishes a dead letter that has its row, where there is a publisher. One that has `waited_long` for a confirmation
     /// waits no longer where the row has it whole: whatever the publisher's fault is, it stops no key for ever (J57).
-    pub(super) async fn secure(
-        &self,
-        dead_letter: &DeadLetter,
-        stored: &StoredDeadLetter,
-        waited_long: bool,
-    ) -> Secured {
-        let is_safe = stored.payload_kept || stored.loss_accepted;
+    pub(super) async fn secure(&self, dead_letter: &DeadLetter, kept: Kept, waited_long: bool) -> Secured {
+        let is_safe = kept.payload || kept.loss_accepted;
         let Some(publisher) = &self.publisher else {
             return if is_safe { Secured::Kept } else { Secured::Unkeepable(self.beyond(dead_letter)) };
         };
         // The row stands for exactly this content, so a confirmed copy of it is a confirmation of this one.
-        if stored.published_at.is_some() {
+        if kept.is_published {
             return Secured::Kept;
         }
         let mut published = self.publish(&**publisher, dead_letter).await;
         if let Err(error) = &published
             && error.class() == ErrorClass::Permanent
-            && stored.payload_kept
+            && kept.payload
         {
-            published = self.publish_without_payload(&**publisher, dead_letter, stored.id, error).await;
+            published = self.publish_without_payload(&**publisher, dead_letter, kept.row, error).await;
         }
         if published.is_err() && bugs::planted(Bug::RefusedIsPublished) {
             published = Ok(());
         }
         match published {
             Ok(()) => {
-                self.mark_published(stored.id).await;
+                self.mark_published(kept.row).await;
                 Secured::Kept
             }
-            Err(error) if stored.payload_kept && (waited_long || error.class() == ErrorClass::Permanent) => {
-                self.unpublished(dead_letter, stored.id, &error);
+            Err(error) if kept.payload && (waited_long || error.class() == ErrorClass::Permanent) => {
+                self.unpublished(dead_letter, kept.row, &error);
                 Secured::Kept
             }
             // An accepted loss does not wait for a broker.
-            Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
+            Err(_) if kept.loss_accepted && !kept.payload => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
                 let mut why = self.beyond(dead_letter);
                 why.problem = format!("{}, and {}", why.problem, with_causes(&error));

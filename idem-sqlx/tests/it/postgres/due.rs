@@ -53,6 +53,19 @@ async fn a_look_for_what_is_due_reads_by_the_index() {
             assert!(nothing <= 60, "{nothing} pages where nothing is due: {look}, after {statistics}");
         }
     }
+    let later = fill(1, 50_001, 20_000, 1, false).replace("THEN now() END", "THEN now() + interval '1 day' END");
+    fixture.run(later).await;
+    for look in [any, &take(100)] {
+        let waiting = buffers(&mut connection, look).await;
+        assert!(waiting <= 60, "{waiting} pages where twenty thousand rows wait for their time: {look}");
+    }
+    let put_aside = "SELECT * FROM put_aside(1, 'q', key_id('k'), 'k', sha256('p'), NULL, 'deadline', 5, '', 'p', 1, true, NULL, NULL, NULL,
+        NULL, sha256('i'), 'f1-0123456789abcdef', 1000000)";
+    for _ in 0..2 {
+        let put = buffers(&mut connection, put_aside).await;
+        assert!(put <= 100, "{put} pages to put one aside");
+    }
+    fixture.run("DELETE FROM dead_letters WHERE idempotency_key = 'k'").await;
     fixture.run(fill(1, 1, 2_000, 1, true)).await;
     for look in [any, &take(100)] {
         let in_hand = buffers(&mut connection, look).await;
@@ -62,8 +75,8 @@ async fn a_look_for_what_is_due_reads_by_the_index() {
     let pages = buffers(&mut connection, &take(100)).await;
     assert!(pages <= 100 * 45 + 300, "{pages} pages to take a hundred");
     let settings = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
-        AND proname LIKE '%\\_due' AND proconfig @> ARRAY['jit=off', 'enable_seqscan=off', 'plan_cache_mode=force_generic_plan']";
-    assert_eq!(fixture.text(settings).await, "any_due end_due lead_due release_due renew_due take_due");
+        AND (proname LIKE '%\\_due' OR proname = 'put_aside') AND proconfig @> ARRAY['jit=off', 'enable_seqscan=off', 'plan_cache_mode=force_generic_plan']";
+    assert_eq!(fixture.text(settings).await, "any_due end_due lead_due put_aside release_due renew_due take_due");
     drop(connection);
     fixture.drop().await;
 }
@@ -125,5 +138,41 @@ async fn s57_another_login_ends_no_row() {
     assert_eq!(fixture.text("SELECT count(*) FROM dead_letters WHERE replay_outcome = 'processed'").await, "1");
     drop(thief);
     store.disconnect().await;
+    give_up(fixture, &["idem_worker"]).await;
+}
+
+/// S57: a login puts a dead letter off that it could have replayed, and no longer than 36 hours. It neither replaces a payload nor fills one in
+/// that the row's hash is not of, and a row that runs or waits stays as it is.
+#[tokio::test]
+async fn s57_what_is_put_aside_replaces_no_payload() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    consumers(&fixture).await;
+    let row = |key: &str, payload: &str| {
+        format!(
+            "INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, reason, attempts, error, payload,
+                payload_bytes, has_payload, identity)
+            VALUES (1, 'q/1', 'q/1', key_id('{key}'), '{key}', sha256('real'), 'permanent', 1, '', {payload}, 4, true, sha256('{key}'))"
+        )
+    };
+    fixture.run(format!("{}; {}", row("kept", "'real'"), row("large", "NULL"))).await;
+    let worker = login(&fixture, "idem_worker").await;
+    let mut thief = worker.connect().await.unwrap();
+    let put = |key: &str, payload: &str| {
+        format!(
+            "SELECT count(id) FROM put_aside(1, 'forged', key_id('{key}'), '{key}', sha256('real'), NULL, 'deadline', 2, '', '{payload}', 6,
+                true, NULL, NULL, NULL, NULL, sha256('{key}'), 'f1-0000000000000000', 9000000000000000)"
+        )
+    };
+    for (key, payload, rows) in
+        [("kept", "forged", 1), ("kept", "again", 1), ("large", "forged", 0), ("large", "real", 1)]
+    {
+        let found: i64 = sqlx::query_scalar(AssertSqlSafe(put(key, payload))).fetch_one(&mut thief).await.unwrap();
+        assert_eq!(found, rows, "{key}: {payload}");
+    }
+    let rows = "SELECT string_agg(concat_ws(' ', idempotency_key, convert_from(payload, 'UTF8'), state, attempts, due_at < now() + '37 hours'),
+        ', ' ORDER BY id) FROM dead_letters";
+    assert_eq!(fixture.text(rows).await, "kept real 1 2 t, large real 1 2 t");
+    drop(thief);
     give_up(fixture, &["idem_worker"]).await;
 }

@@ -3,6 +3,7 @@
 mod outbox;
 mod request;
 pub(crate) mod shared;
+mod url_file;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,7 +16,7 @@ pub(crate) use self::{
     outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents},
     request::{Named, OfRequest},
 };
-use crate::{exit::Failure, spans};
+use crate::spans;
 
 /// The operator's commands for idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
 ///
@@ -87,37 +88,6 @@ impl CommandLine {
     /// Whether the answer is to be JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.json || matches!(&self.command, Command::Doctor(doctor) if doctor.format == Format::Json)
-    }
-}
-
-/// The variable that names a file with the database's URL, as for a worker.
-const DATABASE_URL_FILE: &str = "DATABASE_URL_FILE";
-
-impl Target {
-    /// Takes the database's URL from the file that `DATABASE_URL_FILE` names, where no flag has it.
-    ///
-    /// # Errors
-    /// Where `DATABASE_URL` is set too, or the file cannot be read or is empty.
-    pub(crate) fn read_file(&mut self) -> Result<(), Failure> {
-        let Some(file) = std::env::var_os(DATABASE_URL_FILE) else { return Ok(()) };
-        if std::env::var_os("DATABASE_URL").is_some() {
-            let both = "DATABASE_URL and DATABASE_URL_FILE are both set, and are one setting: unset one of them";
-            return Err(Failure::refused(both));
-        }
-        if self.database_url.is_some() {
-            return Ok(());
-        }
-        let refused = |why: String| {
-            Failure::refused(format!("the variable {DATABASE_URL_FILE} names a file (it is not shown) that {why}"))
-        };
-        let text = std::fs::read_to_string(file).map_err(|error| refused(format!("cannot be read: {error}")))?;
-        match text.trim_end_matches(['\r', '\n']) {
-            "" => Err(refused("is empty".to_owned())),
-            url => {
-                self.database_url = Some(url.to_owned());
-                Ok(())
-            }
-        }
     }
 }
 

@@ -115,7 +115,7 @@ pub enum Copy {
     /// The operation is done, under the payload of the claim.
     Done {
         /// The record, and its result if that was copied.
-        found: Found,
+        found: Box<Found>,
         /// Whether the store has no more than this: a result that was not copied is read from the store.
         is_whole: bool,
     },

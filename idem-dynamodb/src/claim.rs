@@ -116,7 +116,7 @@ async fn by_copy<T>(near: &Near, held: &Held, until: Instant, caller: &mut onesh
     let mut waits = 0;
     loop {
         match near.find(held.generation, &held.claim).await {
-            Some(Copy::Done { found, is_whole }) => return Some(Claimed::Found { found: Box::new(found), is_whole }),
+            Some(Copy::Done { found, is_whole }) => return Some(Claimed::Found { found, is_whole }),
             Some(Copy::Running) if Instant::now() < until && !caller.is_closed() => {
                 wait(&mut waits, until, caller).await;
             }

@@ -140,7 +140,7 @@ pub(crate) async fn read_all(requests: &Requests, claims: &[Claim]) -> Result<Ve
             if let Some((near, generation)) = near
                 && let Some(Copy::Done { found, is_whole: true }) = near.find(generation, &claim).await
             {
-                return Ok(Some(found));
+                return Ok(Some(*found));
             }
             let item = requests.get(&at).await.map_err(|error| error.into_store("reading records"))?;
             let found = item.map_or(Ok(None), |item| found(&item, &claim))?;

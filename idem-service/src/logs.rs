@@ -67,10 +67,15 @@ pub(crate) fn start(format: LogFormat) -> Result<(), String> {
     };
     let registry = tracing_subscriber::registry().with(log.with_filter(filter));
     #[cfg(feature = "otel")]
-    let registry = {
+    let started = {
         crate::otel::start()?;
-        registry.with(crate::otel::layer())
+        // No layer, rather than one that is `None`: beside a filtered layer, that loses an event behind each one that is disabled.
+        match crate::otel::layer() {
+            Some(spans) => registry.with(spans).try_init(),
+            None => registry.try_init(),
+        }
     };
+    #[cfg(not(feature = "otel"))]
     let started = registry.try_init();
     // It fails only where the program has a log of its own already, which is then used, with its own hook.
     if started.is_ok() {

@@ -440,7 +440,7 @@ async fn what_waits_for_a_later_try_is_no_dead_letter() {
         fixture.idem("dead-letters drop --consumer orders --dry-run --because x").ok().contains("3 would be dropped")
     );
     assert!(fixture.idem(&format!("dead-letters drop {} --because x --yes", ids[0])).ok().contains("1 dropped"));
-    fixture.idem("erase late-1 --because x --yes").ok();
+    fixture.idem("erase late-1 --reason x --yes").ok();
     assert!(fixture.idem(&format!("dead-letters replay {} --yes", ids[2])).ok().contains("1 asked for"));
     let left = "SELECT concat_ws(' ', idempotency_key, state, due_at <= now(), due_by IS NOT NULL) FROM dead_letters
         WHERE idempotency_key LIKE 'late%' OR idempotency_key IS NULL ORDER BY id";

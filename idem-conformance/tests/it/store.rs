@@ -135,7 +135,8 @@ async fn embedded() -> Subject {
 
 /// Each message a unit of its own, whose claim is a lease, as on a database whose transactions are single requests.
 async fn of_one_message() -> Subject {
-    let capabilities = StoreCapabilities::server().outbox(true).results(true).messages_max(Some(1)).leases(true);
+    let capabilities =
+        StoreCapabilities::server().outbox(true).results(true).messages_max(Some(1)).leases(true).sets_aside(true);
     Subject(Arc::new(MemoryStore::with_capabilities(capabilities)))
 }
 

@@ -83,7 +83,7 @@ pub(super) fn read(bytes: &[u8], claim: &Claim) -> Option<Copy> {
                 Some(result) => Some(result.kept(body)?),
                 None => None,
             };
-            Some(Copy::Done { found: Found { recorded, result }, is_whole })
+            Some(Copy::Done { found: Box::new(Found { recorded, result }), is_whole })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Copies in a map: what they are bound to, what is copied, and when the cache rests.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -20,7 +20,7 @@ use crate::{
 /// A cache that can fail, or not answer.
 #[derive(Default)]
 struct Map {
-    entries: Mutex<HashMap<String, Bytes>>,
+    entries: Mutex<BTreeMap<String, Bytes>>,
     asked: AtomicUsize,
     fails: AtomicBool,
     hangs: AtomicBool,
@@ -113,7 +113,7 @@ async fn y17_a_copy_answers_for_its_own_claim_alone() {
     let copied = found(&own, Some(result(0)));
     path.put(generation, &own, &copied, NOW);
     settle().await;
-    let whole = Some(Copy::Done { found: copied, is_whole: true });
+    let whole = Some(Copy::Done { found: Box::new(copied), is_whole: true });
     assert_eq!(path.find(generation, &own, NOW).await, whole, "as it is in the store");
     for other in [
         claim(2, "order-1", b"ann"),
@@ -179,7 +179,7 @@ async fn y18_a_plain_result_is_not_copied_unasked() {
         path.put(generation, &own, &found(&own, result.clone()), NOW);
         settle().await;
         let copied = if is_whole { result.clone() } else { None };
-        let expected = Copy::Done { found: found(&own, copied), is_whole };
+        let expected = Copy::Done { found: Box::new(found(&own, copied)), is_whole };
         assert_eq!(path.find(generation, &own, NOW).await, Some(expected), "{result:?} {is_plain}");
         let holds =
             |part: &[u8]| cache.entries.lock().unwrap().values().any(|all| all.windows(4).any(|four| four == part));
@@ -205,7 +205,7 @@ async fn y19_done_is_not_undone() {
     settle().await;
     path.put_running(generation, &own, SECOND);
     settle().await;
-    let done = Copy::Done { found: found(&own, None), is_whole: true };
+    let done = Copy::Done { found: Box::new(found(&own, None)), is_whole: true };
     assert_eq!(path.find(generation, &own, NOW).await, Some(done));
 }
 

@@ -32,16 +32,6 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         ("--on-conflict drop", "--on-conflict is \"drop\", but it must be one of dead-letter, acknowledge, halt"),
         ("--dead-letter-breaker maybe", "--dead-letter-breaker is \"maybe\", but it must be on or off"),
         ("--attempts 0", "--attempts is \"0\", but it must be a whole number from 1 to 1000"),
-        ("--retry-later 30", "--retry-later is \"30\", but write a number and one of the units ms, s, m, h, d"),
-        (
-            "--retry-later 1s,1s,1s,1s,1s,1s,1s,1s,1s",
-            "--retry-later is \"1s,1s,1s,1s,1s,1s,1s,1s,1s\", but it must be at most 8 times",
-        ),
-        ("--retry-later 1ms", "--retry-later is 1ms, but each delay must be from 1 s to 24 hours"),
-        (
-            "--retry-later 1h,2h --retention 5h",
-            "--retry-later is [3600s, 7200s], but the delays together must be at most half of the retention",
-        ),
         ("--in-flight 50", "--in-flight is 50, but it must be from one batch to 10,000,000"),
         ("--payload-max 0", "--payload-max is 0, but it must be from 1 byte to 256 MiB"),
         ("--payload-max 1MB", "--payload-max is \"1MB\", but it must be a number of bytes, or one with a unit"),
@@ -79,6 +69,29 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         let ended = worker.run().await.with(2);
         assert!(ended.why().starts_with(line), "{arguments}\n{}\n{line}", ended.why());
         assert_eq!(ended.log.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{}", ended.log);
+        place.remove();
+    }
+}
+
+/// Delays of later tries that no store keeps, or that outlive what is kept of the message.
+#[tokio::test]
+async fn delays_of_later_tries_are_refused_with_their_bounds() {
+    for (arguments, line) in [
+        ("--retry-later 30", "--retry-later is \"30\", but write a number and one of the units ms, s, m, h, d"),
+        (
+            "--retry-later 1s,1s,1s,1s,1s,1s,1s,1s,1s",
+            "--retry-later is \"1s,1s,1s,1s,1s,1s,1s,1s,1s\", but it must be at most 8 times",
+        ),
+        ("--retry-later 1ms", "--retry-later is 1ms, but each delay must be from 1 s to 24 hours"),
+        (
+            "--retry-later 1h,2h --retention 5h",
+            "--retry-later is [3600s, 7200s], but the delays together must be at most half of the retention",
+        ),
+    ] {
+        let place = Place::new().await;
+        let given = format!("--database-url {} --socket {} --consumer ledger {arguments}", place.url(), place.socket());
+        let ended = Worker::bare(&given).run().await.with(2);
+        assert!(ended.why().starts_with(line), "{arguments}\n{}\n{line}", ended.why());
         place.remove();
     }
 }

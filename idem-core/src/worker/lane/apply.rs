@@ -184,8 +184,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.shared.stats.conflicts.add(1);
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
-                let (key, class) = (Some(claim.key), ErrorClass::Permanent);
-                let counts = Counts::Nothing;
+                let (key, class, counts) = (Some(claim.key), ErrorClass::Permanent, Counts::Nothing);
                 job.dead = Some(Box::new(DeadLetterCause {
                     reason,
                     class,

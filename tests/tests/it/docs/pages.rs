@@ -13,9 +13,9 @@ use crate::support::postgres::FreshPostgres;
 
 /// The pages whose commands are run here. Those of operations.md are run by the tests of the command itself, where each
 /// meets the rows that it is about.
-const RUN_HERE: [&str; 4] = ["http", "keys-and-retention", "privacy", "situations"];
+const RUN_HERE: [&str; 5] = ["http", "keys-and-retention", "privacy", "situations", "when-a-message-fails"];
 // Blocks of `bash` are run by other tests: of the guide to HTTP by those of payments-api.
-const RUN_ELSEWHERE: [&str; 2] = ["getting-started", "operations"];
+const RUN_ELSEWHERE: [&str; 3] = ["getting-started", "operations", "signs"];
 
 struct Accepting;
 

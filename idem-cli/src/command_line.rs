@@ -442,7 +442,7 @@ pub(crate) struct Replay {
     pub(crate) yes: Yes,
 }
 
-/// What becomes of a message that was set aside.
+/// Dead letters, and messages that wait for a later try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StateOf {
     /// It is dead, and an operator decides

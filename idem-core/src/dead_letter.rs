@@ -212,7 +212,7 @@ pub struct Due {
     pub message: Message,
     /// The key under which it runs; `None` where it never had one, and then it fails as before.
     pub key: Option<IdempotencyKey>,
-    /// The attempts that were made before it was set aside until a time; 0 of a replay, whose attempts count from the beginning.
+    /// The attempts that were made before it began to wait; 0 of a replay, whose attempts count from the beginning.
     pub attempts: u32,
     /// Whether another run had it and did not end it before its lease was over: it may have ended that process.
     pub was_taken: bool,

@@ -95,7 +95,7 @@ pub(crate) fn start() -> Result<(), String> {
     }
     trace_with(Tracing {
         continues: |span, sender| {
-            // It fails only for a span that nobody exports.
+            // It fails only for a span that is not exported.
             drop(span.set_parent(Context::new().with_remote_span_context(remote(sender))));
         },
         links: |span, sender| span.add_link(remote(sender)),

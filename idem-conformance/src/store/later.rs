@@ -96,7 +96,7 @@ fn failed_hash(
     letter(registered, of.message.clone(), Some("order-1"), of.reason).hash
 }
 
-/// A row that failed again waits again, as long as it is told. One that fails for good is a dead letter like any other: with its last
+/// A row that failed again waits again, for as long as its end says. One that fails for good is a dead letter like any other: with its last
 /// failure, no replay, and a count that begins again.
 pub async fn a_row_waits_again_and_goes_dead<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);

@@ -112,7 +112,7 @@ async fn o118_what_no_destination_takes_is_refused_by_sql_too() {
     for arguments in fine {
         assert_eq!(answer(&mut connection, &format!("publish({arguments})")).await, Ok(true), "{arguments}");
     }
-    // Beyond the relay's lease nobody knows what the destination takes.
+    // Beyond the relay's lease the limits of the destination are unknown.
     fixture.run("UPDATE outbox_destinations SET relayed_until = now() - interval '1 hour' WHERE name = 'small'").await;
     assert_eq!(answer(&mut connection, "publish('small', 'k2', 'wxyz')").await, Ok(true));
     fixture.run(format!("DROP ROLE {}_x", fixture.schema)).await;

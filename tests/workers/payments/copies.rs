@@ -79,7 +79,8 @@ async fn run(table: &Table, services: &[Api], seed: u64, proxy: &Proxy, world: W
             let answers = to_all(&request, &addresses).await;
             let mut all: Vec<String> = answers.iter().map(decision).collect();
             all.sort();
-            assert!(answers.iter().all(|answer| answer.told() == answers[0].told()), "{key} in {world:?}: {answers:?}");
+            let equal = answers.iter().all(|answer| answer.told() == answers[0].told());
+            assert!(equal, "{key} has more than one answer at once in {world:?}: {answers:?}");
             decisions.extend(all.into_iter().map(|one| format!("{key} {cents}: {one}")));
         }
         let answer = request.answer(&addresses[rng.usize(..SERVICES)]).await;

@@ -11,6 +11,7 @@ pub(crate) mod forgotten;
 mod migrate;
 pub(crate) mod new;
 pub(crate) mod outbox;
+pub(crate) mod progress;
 pub(crate) mod requests;
 pub(crate) mod retention;
 pub(crate) mod services;

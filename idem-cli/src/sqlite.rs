@@ -10,7 +10,7 @@ mod retention;
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, cleanup::Cleanup, store::Bookkeeping as _};
+use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
@@ -80,12 +80,7 @@ async fn up(store: &SqliteStore) -> Result<Report, Failure> {
 }
 
 async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Failure> {
-    let settings = cleanup::settings(clean)?;
-    if clean.dry_run {
-        return Ok(cleanup::previewed(&store.cleaner().preview(&settings).await?));
-    }
-    let mut runner = Cleanup::new(store.cleaner(), settings).map_err(|error| Failure::refused(error.to_string()))?;
-    Ok(cleanup::cleaned(&runner.cycle_until(cleanup::stop()).await?))
+    cleanup::on([store.cleaner(), store.cleaner()], cleanup::settings(clean)?, clean.dry_run).await
 }
 
 /// As on PostgreSQL.

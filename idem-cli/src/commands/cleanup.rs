@@ -4,13 +4,14 @@ use std::{sync::Arc, thread};
 
 use idem_core::{
     Store as _,
-    cleanup::{Cleanup, CleanupReport, CleanupSettings, Expiring},
+    cleanup::{Cleaner, Cleanup, CleanupReport, CleanupSettings, Expiring},
 };
 use idem_sql::cleanup_script;
 use tokio::{runtime, sync::oneshot};
 
 use crate::{
     command_line::{Clean, Target},
+    commands::progress::{self, count},
     database,
     exit::Failure,
     report::{Report, Row, Table},
@@ -21,12 +22,34 @@ pub(crate) async fn run(target: &Target, clean: &Clean) -> Result<Report, Failur
     if clean.print_sql {
         return Ok(Report::script(cleanup_script(&settings, &target.schema)));
     }
-    let mut cleaner = Arc::new(database::store(target)?).cleaner();
-    if clean.dry_run {
-        return Ok(previewed(&cleaner.preview(&settings).await?));
+    // Each store has one connection for cleanup, and nothing is connected before it is asked for.
+    let cleaners = [Arc::new(database::store(target)?).cleaner(), Arc::new(database::store(target)?).cleaner()];
+    on(cleaners, settings, clean.dry_run).await
+}
+
+/// One cycle of the first cleaner, or what it would remove. While it takes long it shows how far it is: the second cleaner counts once what
+/// is left.
+pub(crate) async fn on(
+    [cleaner, mut counter]: [Box<dyn Cleaner>; 2],
+    settings: CleanupSettings,
+    dry_run: bool,
+) -> Result<Report, Failure> {
+    if dry_run {
+        return Ok(previewed(&counter.preview(&settings).await?));
     }
     let mut cleanup = Cleanup::new(cleaner, settings).map_err(refused)?;
-    Ok(cleaned(&cleanup.cycle_until(stop()).await?))
+    let (view, mut all) = (cleanup.view(), None);
+    let cycle = progress::beside(cleanup.cycle_until(stop()), async |progress| {
+        if all.is_none() {
+            let counted = counter.preview(&settings).await.unwrap_or_default();
+            all = Some(view.state().removed + counted.iter().map(|(_, rows)| rows).sum::<u64>());
+        }
+        match (view.state().removed, all.unwrap_or_default()) {
+            (done, all) if all > 0 => progress.show_done(done, all, "the first step is under way"),
+            (done, _) => progress.show(&format!("{} rows removed", count(done))),
+        }
+    });
+    Ok(cleaned(&cycle.await?))
 }
 
 /// Ready once a signal asks the process to end. A second signal ends it, and so does the first one after the cycle: a report that nothing
@@ -78,11 +101,11 @@ fn refused(error: idem_core::ConfigError) -> Failure {
     Failure::refused(format!("--{} is {}, but {}", error.field.replace('_', "-"), error.value, error.rule))
 }
 
-pub(crate) fn previewed(counted: &[(Expiring, u64)]) -> Report {
+fn previewed(counted: &[(Expiring, u64)]) -> Report {
     Report::new().table("rows", rows(counted)).line("Nothing was removed.")
 }
 
-pub(crate) fn cleaned(report: &CleanupReport) -> Report {
+fn cleaned(report: &CleanupReport) -> Report {
     let answer = Report::new().table("rows", rows(&report.removed));
     match report {
         CleanupReport { elsewhere: true, .. } => {

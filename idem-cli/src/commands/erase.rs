@@ -5,6 +5,7 @@ use idem_core::{Uuid, outbox::EventName};
 
 use crate::{
     command_line::Erase,
+    commands::progress::beside_one,
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
@@ -105,6 +106,11 @@ const ERASE: &str = "\
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
     + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM put_aside) + (SELECT pg_catalog.count(*) FROM waiting) + (SELECT pg_catalog.count(*) FROM trail)";
 
+/// What takes long: every dead letter of the consumer is read.
+pub(crate) const SEARCHING: &str = "looking for the key in the dead letters of other messages";
+/// One transaction.
+pub(crate) const ERASING: &str = "erasing the key";
+
 /// What a key comes to that is in progress.
 const NOT_ERASED: &str = "the key cannot be erased";
 
@@ -124,7 +130,8 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     let waiting = database.number(&EVENTS.replace("{caused}", CAUSED), &holding[..3]).await?;
     let of_id = database.table(&OF_ID.replace("{caused}", CAUSED), &holding).await?;
     let forms = forms([&key, &senders_key]);
-    let letters = database.number(OTHERS_LETTERS, &[binds[0], binds[1], Bind::Texts(&forms)]).await?;
+    let held_by = [binds[0], binds[1], Bind::Texts(&forms)];
+    let letters = beside_one(SEARCHING, database.number(OTHERS_LETTERS, &held_by)).await?;
     let elsewhere = Elsewhere { of_id, waiting, letters };
     if count + inbox == 0 {
         return Ok(elsewhere.of_none(&key));
@@ -132,7 +139,7 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     confirm(&warning(count, inbox), erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
-    let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
+    let erased = beside_one(ERASING, database.act(&ERASE.replace("{asked}", ASKED), &binds)).await?;
     Ok(elsewhere.beside(told(erased)))
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::{
     command_line::{Migrate, Target},
+    commands::progress::beside_one,
     confirm::confirm,
     database::{self, Database},
     exit::Failure,
@@ -25,8 +26,8 @@ pub(crate) async fn run(target: &Target, command: Migrate) -> Result<Report, Fai
 
 async fn up(target: &Target) -> Result<Report, Failure> {
     let behind = sequences_behind(target).await?;
-    let applied = database::store(target)?.migrate().await?;
     let schema = &target.schema;
+    let applied = beside_one(&format!("migrating schema {schema}"), database::store(target)?.migrate()).await?;
     let report = behind.rows().iter().fold(Report::new(), |report, row| {
         let (sequence, next, highest) = (row.text("sequence_name"), row.number("next_value"), row.number("highest"));
         report.line(format!(

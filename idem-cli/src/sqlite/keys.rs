@@ -3,7 +3,7 @@
 use super::file::{Bind, File, Keys, time};
 use crate::{
     command_line::{Erase, Forget, Show},
-    commands::{erase, forget, requests, show},
+    commands::{erase, forget, progress::beside_one, requests, show},
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -270,13 +270,15 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     let waiting = file.number(&WAITING.replace("{caused}", CAUSED), &holding[..3]).await?;
     let of_id = file.table(&OF_ID.replace("{caused}", CAUSED), &holding).await?;
     let forms = serde_json::Value::from(erase::forms([&key, &senders_key])).to_string();
-    let letters = file.number(OTHERS_LETTERS, &[binds[2], binds[1], forms.as_str().into()]).await?;
+    let held_by = [binds[2], binds[1], forms.as_str().into()];
+    let letters = beside_one(erase::SEARCHING, file.number(OTHERS_LETTERS, &held_by)).await?;
     let elsewhere = erase::Elsewhere { of_id, waiting, letters };
     if count + inbox == 0 {
         return Ok(elsewhere.of_none(&key));
     }
     confirm(&erase::warning(count, inbox), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
-    let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
+    let erased = file.act(statements.each_ref().map(String::as_str), &binds);
+    let [_, _, changed @ ..] = beside_one(erase::ERASING, erased).await?;
     Ok(elsewhere.beside(erase::told(changed.iter().sum())))
 }

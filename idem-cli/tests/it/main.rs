@@ -21,6 +21,7 @@ mod inbox;
 mod kept;
 mod migrating;
 mod outbox;
+mod progress;
 #[cfg(all(feature = "amqp", feature = "webhooks"))]
 #[allow(dead_code, reason = "its own tests use all of it")]
 #[path = "../../../idem-webhook/tests/it/send/receiver.rs"]

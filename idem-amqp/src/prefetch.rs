@@ -83,6 +83,11 @@ impl Prefetch {
         self.sizes.note(bytes);
     }
 
+    /// Whether the broker sends nothing more until one of its messages is settled.
+    pub(crate) fn is_full(&self) -> bool {
+        self.in_hand >= u64::from(self.now) && !matches!(self.better(), Some(Better::More(_)))
+    }
+
     /// A message of this subscription is settled, well or not.
     pub(crate) fn settled(&mut self) {
         self.in_hand = self.in_hand.saturating_sub(1);

@@ -141,6 +141,10 @@ impl Source for AmqpSource {
         vec![Behind::new(self.settings.queue.as_str(), waiting)]
     }
 
+    fn is_full(&self) -> bool {
+        self.shared.is_full()
+    }
+
     fn pause(&self) {
         self.shared.pause();
     }

@@ -144,6 +144,11 @@ impl Shared {
         self.lock().prefetch.be_careful();
     }
 
+    /// Whether the subscription has as many messages in hand as it may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.lock().prefetch.is_full()
+    }
+
     /// The prefetch with which a subscription begins.
     pub(crate) fn first_prefetch(&self) -> u16 {
         self.lock().prefetch.first()

@@ -265,6 +265,13 @@ pub trait Source: Send + Sync + 'static {
         false
     }
 
+    /// Whether the broker sends this source nothing more until one of the messages in its hands is settled. While the breaker is open,
+    /// core then sets the message that has failed last aside, because no other could be tried. A source whose broker has no such
+    /// limit keeps the default.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Whether the queue is at its end for this consumer: attached, and every message that is not settled for good is in
     /// this source's own hands.
     fn is_idle(&self) -> impl Future<Output = bool> + Send;

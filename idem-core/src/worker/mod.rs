@@ -149,6 +149,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     pub fn view(&self) -> WorkerView {
         WorkerView {
             lanes: self.consumer.engine.settings.lanes,
+            handler_deadline: self.consumer.engine.settings.handler_deadline,
             stats: Arc::clone(&self.stats),
             metrics: Arc::clone(&self.metrics),
             behind: Arc::clone(&self.behind),

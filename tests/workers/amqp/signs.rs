@@ -95,8 +95,7 @@ impl Row {
             _ => {}
         }
         let fixture = Fixture::new("signs").await;
-        // Longer than what waits for a lock is let alone.
-        let worker = fixture.start(&["--admin", "0", "--handler-deadline", "5m"]);
+        let worker = fixture.start(&["--admin", "0"]);
         fixture.send(0..1).await;
         fixture.until_purchases(1).await;
         if !self.through_messages(&fixture, &worker).await {
@@ -117,6 +116,15 @@ impl Row {
                 assert!(idem(fixture, &["consumers", "resume", &fixture.name]).await.status.success());
                 fixture.send(1..2).await;
                 fixture.until_purchases(2).await;
+            }
+            "breaker" => {
+                let refused = |number| format!(r#"{{"idempotencykey":"refused-{number}"}}"#);
+                fixture.queue.send_texts(&(0..60).map(refused).collect::<Vec<_>>()).await;
+                self.is_seen(fixture, worker).await;
+                fixture.send(1..2).await;
+                fixture.until_purchases(2).await;
+                until("the breaker to close", async || !shown(fixture, worker, "page").await.contains(self.words))
+                    .await;
             }
             "dead letters" => {
                 fixture.queue.send_texts(&["{}".to_owned(), "[]".to_owned()]).await;
@@ -225,7 +233,7 @@ impl Row {
 #[tokio::test(flavor = "multi_thread")]
 async fn j112_each_sign_is_seen_where_the_page_says() {
     let rows = rows();
-    assert!(rows.len() >= 11, "the page has fewer rows than before");
+    assert!(rows.len() >= 12, "the page has fewer rows than before");
     // What only Kafka has is walked with Kafka's worker.
     let walks = rows.iter().filter(|row| row.name != "open transaction at Kafka").map(|row| Box::pin(row.walk()));
     tokio::time::timeout(Duration::from_secs(500), join_all(walks)).await.expect("every row is seen in time");

@@ -10,7 +10,7 @@ use crate::{
     worker::view::{WorkerView, incidents::IncidentKind},
 };
 
-/// From when on an open transaction is shown.
+/// From when on an open transaction is shown, at the latest.
 const OPEN_LONG: Duration = Duration::from_secs(60);
 
 impl WorkerView {
@@ -42,7 +42,7 @@ impl WorkerView {
                 Some(Fact::of(of_cause(wait.cause)?).count(wait.messages).lasting(wait.longest, now))
             }),
         );
-        let open = self.load().oldest_transaction.filter(|time| *time >= OPEN_LONG);
+        let open = self.load().oldest_transaction.filter(|time| *time >= OPEN_LONG.min(self.handler_deadline / 2));
         facts.extend(open.map(|time| Fact::of(Condition::OpenTransaction).lasting(time, now)));
         facts.extend(self.relay.iter().flat_map(|relay| relay.facts(now)));
         let cleanup = self.cleanup().filter(CleanupState::is_alarming);

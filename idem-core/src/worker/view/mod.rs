@@ -50,6 +50,7 @@ const OPEN_LONG: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct WorkerView {
     pub(super) lanes: usize,
+    pub(super) handler_deadline: Duration,
     pub(super) stats: Arc<Stats>,
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) behind: Arc<LastBehind>,

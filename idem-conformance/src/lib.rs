@@ -1,6 +1,6 @@
 //! Suites that show whether an implementation of one of idem's traits keeps its contract: a [store], also on
 //! [PostgreSQL](postgres), a [source], or an [inbox]. Their cases cite
-//! [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
+//! [failure modes](https://github.com/idem-rs/idem/blob/main/docs/internals/failure-modes.md).
 //!
 //! It belongs under `[dev-dependencies]`.
 // The order of a hash map differs between two runs, and a failure must come again from its seed.

@@ -54,7 +54,7 @@
 //! [`Features`]; such a case is not skipped, but shows that a capability that is declared off is refused or does nothing. Ids
 //! such as G2 in the documentation of cases are rows of the [failure modes].
 //!
-//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md
+//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/internals/failure-modes.md
 
 #![allow(
     clippy::panic,

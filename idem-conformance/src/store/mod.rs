@@ -47,7 +47,7 @@
 //! database. Ids such as A12 in their documentation are rows of the [failure modes], which say what goes wrong and what idem
 //! does about it.
 //!
-//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md
+//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/internals/failure-modes.md
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
 

@@ -1,6 +1,6 @@
 //! The crash matrix: a consumer runs as a process of its own against a broker that outlives it, is killed without
 //! unwinding at every failpoint, and started again. Afterwards every effect is there exactly once, every message is
-//! settled, and every dead letter is kept and published. The ids are those of `docs/failure-modes.md`.
+//! settled, and every dead letter is kept and published. The ids are those of `docs/internals/failure-modes.md`.
 //!
 //! | id | where it is here |
 //! |---|---|

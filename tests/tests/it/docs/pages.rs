@@ -100,7 +100,7 @@ async fn natural_idempotency_is_as_the_page_says() {
 
 #[test]
 fn every_link_leads_to_a_file_and_a_heading() {
-    for folder in ["docs", "docs/decisions", "docs/guide", "docs/errors", "deploy", "benches", "."] {
+    for folder in ["docs", "docs/decisions", "docs/guide", "docs/errors", "docs/internals", "deploy", "benches", "."] {
         for page in pages(folder) {
             let text = programs::read(&format!("{folder}/{page}.md"));
             for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

@@ -120,12 +120,16 @@ pub enum Bug {
     LaterTriesOpenTheBreaker,
     /// Each later try is the first attempt, so that a message that always fails has no end.
     LaterTriesStartOver,
+    /// A message runs although one before it in its ordering key waits for a later try (Q13).
+    SkipsTheParkedCheck,
+    /// A row that waits again does not keep those waiting that were taken with it (Q23).
+    RunsFollowersOfARowThatFailed,
 }
 
 #[cfg(idem_bugs)]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 57] = [
+    pub const ALL: [Self; 59] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -183,6 +187,8 @@ impl Bug {
         Self::SettlesBeforeTheRow,
         Self::LaterTriesOpenTheBreaker,
         Self::LaterTriesStartOver,
+        Self::SkipsTheParkedCheck,
+        Self::RunsFollowersOfARowThatFailed,
     ];
 }
 

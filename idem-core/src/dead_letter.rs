@@ -48,11 +48,13 @@ pub enum Reason {
     TooLarge,
     /// An event of its handler waits in the outbox under the same id, with another content.
     OutboxConflict,
+    /// A message before it in its ordering key waits. A dead letter never has this reason.
+    Behind,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Malformed,
         Self::MissingKey,
         Self::Conflict,
@@ -65,6 +67,7 @@ impl Reason {
         Self::OlderThanRetention,
         Self::TooLarge,
         Self::OutboxConflict,
+        Self::Behind,
     ];
 
     /// The text.
@@ -83,6 +86,7 @@ impl Reason {
             Self::OlderThanRetention => "older-than-retention",
             Self::TooLarge => "too-large",
             Self::OutboxConflict => "outbox-conflict",
+            Self::Behind => "behind",
         }
     }
 
@@ -214,6 +218,8 @@ pub struct Due {
     pub key: Option<IdempotencyKey>,
     /// The attempts that were made before it began to wait; 0 of a replay, whose attempts count from the beginning.
     pub attempts: u32,
+    /// Whether an operator asked for it: a replay.
+    pub replayed: bool,
     /// Whether another run had it and did not end it before its lease was over: it may have ended that process.
     pub was_taken: bool,
 }

@@ -56,6 +56,8 @@ struct Parts {
     record_key: Option<Bytes>,
     message_type: Option<Box<str>>,
     ordering_key: Option<OrderingKey>,
+    /// Whether that is the key of a part of the topic, which other messages have too without belonging together.
+    ordered_by_part: bool,
     origin: Origin,
     sent_at: Option<SystemTime>,
     broker_properties: Option<Box<[u8]>>,
@@ -101,6 +103,7 @@ impl Message {
             record_key: None,
             message_type: None,
             ordering_key: None,
+            ordered_by_part: false,
             origin: Origin::new(""),
             sent_at: None,
             broker_properties: None,
@@ -159,6 +162,14 @@ impl Message {
     pub fn with_ordering_key(mut self, key: OrderingKey) -> Self {
         self.parts.ordering_key = Some(key);
         self
+    }
+
+    /// For sources: sets the key of a part of the topic in place of one of the message's own, such as that of a partition. Such messages are
+    /// handled in order, and do not [wait](crate::store::Bookkeeping::put_aside) for each other's later tries.
+    #[must_use]
+    pub fn with_ordering_key_of_part(mut self, key: OrderingKey) -> Self {
+        self.parts.ordered_by_part = true;
+        self.with_ordering_key(key)
     }
 
     /// Sets properties that a source's own publisher needs again where the message becomes a dead letter, such as the types
@@ -260,6 +271,19 @@ impl Message {
     #[must_use]
     pub fn ordering_key(&self) -> Option<&OrderingKey> {
         self.parts.ordering_key.as_ref()
+    }
+
+    /// Takes the key away whose messages stay in order.
+    #[must_use]
+    pub fn without_ordering_key(mut self) -> Self {
+        self.parts.ordering_key = None;
+        self
+    }
+
+    /// The same, unless it is the key of a [part](Self::with_ordering_key_of_part) of the topic.
+    #[must_use]
+    pub fn own_ordering_key(&self) -> Option<&OrderingKey> {
+        self.ordering_key().filter(|_| !self.parts.ordered_by_part)
     }
 
     /// Where the message came from.

@@ -107,12 +107,14 @@ pub enum WaitCause {
     Unkeepable,
     /// Room among the dead letters of its consumer, whose quota is used up.
     DeadLetterQuota,
+    /// The rows before it in its ordering key, which are due or run.
+    Behind,
     /// The breaker: it failed for good, and is set aside once the breaker closes, or after a while.
     Breaker,
 }
 
 impl WaitCause {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Retry,
         Self::KeyHeld,
         Self::Database,
@@ -121,6 +123,7 @@ impl WaitCause {
         Self::Broker,
         Self::Unkeepable,
         Self::DeadLetterQuota,
+        Self::Behind,
         Self::Breaker,
     ];
 
@@ -136,6 +139,7 @@ impl WaitCause {
             Self::Broker => "broker",
             Self::Unkeepable => "unkeepable",
             Self::DeadLetterQuota => "dead-letter-quota",
+            Self::Behind => "behind",
             Self::Breaker => "breaker",
         }
     }

@@ -27,7 +27,7 @@ pub use self::{
     registration::{Registered, Registration},
     shared::IntoStore,
     tx::HandingIn,
-    unit::UnitOfWork,
+    unit::{Ahead, UnitOfWork},
     usage::Usage,
 };
 use crate::{
@@ -448,7 +448,11 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
 
     /// Keeps a message that failed as a row that is [due](Self::take_due) after this time, at most 36 hours, by the database's clock. The
-    /// count of its attempts goes on. The message has a key and no ordering key, and its payload is kept.
+    /// count of its attempts goes on. The message has a key, and its payload is kept.
+    ///
+    /// A row whose message has an [ordering key of its own](crate::Message::own_ordering_key) runs behind the rows of its scope and key that are
+    /// not over, whatever its time. Whether there are any is found where the row is written, so that two calls at once, or the end of a row
+    /// meanwhile, leave no row behind nothing.
     ///
     /// A row of the same key and payload that is not over stands for it, whatever its reason, and stays as it is. Else the row is that of
     /// its [identity](DeadLetter::identity): a dead letter that was over waits from now on.

@@ -38,7 +38,12 @@ pub(crate) fn message(record: &impl Record, lane_by: LaneBy) -> Message {
     if let Some(time) = sent_at(record.timestamp()) {
         message = message.with_sent_at(time);
     }
-    message.with_ordering_key(ordering_key(record.partition(), record.key(), lane_by))
+    let key = ordering_key(record.partition(), record.key(), lane_by);
+    if record.key().is_some() && lane_by == LaneBy::Key {
+        message.with_ordering_key(key)
+    } else {
+        message.with_ordering_key_of_part(key)
+    }
 }
 
 /// Kafka orders within a partition only, so the partition is part of every key. A record without a key is ordered with

@@ -169,6 +169,7 @@ fn cause(cause: WaitCause) -> &'static str {
         WaitCause::Broker => "the broker to take what is settled",
         WaitCause::Unkeepable => "a person: nothing can keep them",
         WaitCause::DeadLetterQuota => "room among the dead letters",
+        WaitCause::Behind => "the rows before them in their ordering keys",
         WaitCause::Breaker => "the breaker, having failed for good",
         _ => cause.as_str(),
     }

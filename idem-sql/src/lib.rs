@@ -49,7 +49,10 @@ pub use crate::{
     },
     run::{
         bookkeeping::SqlBookkeeping,
-        claims::{ClaimColumns, claim_answers, claimed_ids, found_in_claim_order, in_claim_order, key_and_hash},
+        claims::{
+            ClaimColumns, claim_answers, claimed_ids, found_in_claim_order, in_claim_order, key_and_hash,
+            ordering_keys, rows_ahead,
+        },
         cleaner::PostgresCleaner,
         driver::{BookkeepingDriver, Parameter, PostgresDriver, refuse_fenced, refused_login},
         headers::{decode_headers, encode_headers},

@@ -13,13 +13,14 @@ use std::{
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, StoreError, Tx, failpoint,
+    message::OrderingKey,
     outbox::{AppendError, Appended, NewEvent},
     results::{KeptResult, NewResult},
-    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions},
+    store::{Ahead, Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, from_microseconds,
-    in_claim_order, key_id, refuse_other_backend, retention, unreadable,
+    in_claim_order, key_id, ordering_keys, refuse_other_backend, retention, rows_ahead, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -51,6 +52,8 @@ pub struct PostgresUnit {
     pub(crate) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
+    /// Whether rows of any ordering key of the claimed consumers are not over.
+    waits: bool,
     /// Whether handlers had the connection.
     is_lent: AtomicBool,
     /// How many nested transactions of handlers are open.
@@ -83,6 +86,7 @@ impl PostgresUnit {
             events: Vec::new(),
             results: Vec::new(),
             limits_are_back: false,
+            waits: false,
             is_lent: AtomicBool::new(false),
             nested: AtomicUsize::new(0),
         }
@@ -161,6 +165,7 @@ impl PostgresUnit {
             refuse_other_backend(self.session.backend.map(|(pid, _)| pid), backend_pid)?;
             self.backend_pid = Some(backend_pid);
             self.processed_at = Some(get(row, "processed_at")?);
+            self.waits = get(row, "waits")?;
             self.session.limits.ran_under(get::<&str>(row, "limited_to")?);
             self.limits_are_back = true;
         }
@@ -304,6 +309,20 @@ impl UnitOfWork<PostgresStore> for PostgresUnit {
         let rows = self.rows(begun, &self.driver.statements.read, &parameters).await?;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
         in_claim_order(claims, &key_ids, &driver::read(&rows)?)
+    }
+
+    fn anything_waits(&self) -> bool {
+        self.waits
+    }
+
+    async fn ahead(&mut self, keys: &[(ScopeId, OrderingKey)]) -> Result<Vec<Ahead>, StoreError> {
+        let begun = self.begun.take();
+        let (scopes, keys) = ordering_keys(keys);
+        let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&keys, Type::BYTEA_ARRAY)];
+        let rows = self.rows(begun, &self.driver.statements.rows_ahead, &parameters).await?;
+        let rows = rows.map_err(|source| error::store("asking what waits in an ordering key", source))?;
+        let row = rows.first().ok_or_else(|| unreadable("the question what waits answered no row"))?;
+        Ok(rows_ahead(get(row, "ahead")?))
     }
 
     fn tx(&mut self) -> Tx<'_, PostgresStore> {

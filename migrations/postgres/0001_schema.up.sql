@@ -325,6 +325,9 @@ CREATE TABLE {schema}.controls (
     reason   text        COLLATE "C" NOT NULL DEFAULT '',
     at       timestamptz NOT NULL DEFAULT now(),
     epoch    bigint      NOT NULL DEFAULT 0,
+    -- Whether rows of any ordering key are not over. Claims read it, and ask what is ahead of their messages only while it is set. Whoever
+    -- writes or ends such a row holds the lock of this row, and keeps it.
+    waits    boolean     NOT NULL DEFAULT false,
     CONSTRAINT controls_state CHECK (state IN ('running', 'paused', 'halted')),
     -- Claims sum the epochs of several consumers. A worker may write one, and must not make the sum overflow (S57).
     CONSTRAINT controls_epoch CHECK (epoch BETWEEN 0 AND 1099511627775)
@@ -430,6 +433,65 @@ BEGIN
 END
 $idem$;
 
+-- Takes the mark away of those of these scopes in which no row of an ordering key is left. The caller holds their lock.
+CREATE FUNCTION {schema}.unmark_waits(scopes int[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    UPDATE {schema}.controls AS k SET waits = false WHERE k.consumer = ANY (scopes) AND k.waits
+        AND coalesce((SELECT false FROM {schema}.dead_letters AS d
+            WHERE d.consumer = k.consumer AND d.state <> 0::int2 AND d.ordering_key IS NOT NULL
+            ORDER BY d.consumer, d.ordering_key, (d.taken_at IS NULL), d.id LIMIT 1), true);
+END
+$idem$;
+
+-- The rows that are not over of each of these ordering keys, in their order: 0 there is none, 1 the first is due or runs, 2 it waits.
+CREATE FUNCTION {schema}.rows_ahead(scopes int[], keys bytea[]) RETURNS int[]
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN ARRAY(
+        SELECT coalesce((SELECT CASE WHEN w.taken_at IS NOT NULL OR w.due_at <= clock_timestamp() THEN 1 ELSE 2 END
+            FROM {schema}.dead_letters AS w
+            WHERE w.consumer = asked.scope AND w.ordering_key >= asked.ordering_key AND w.ordering_key <= asked.ordering_key
+                AND w.state <> 0::int2
+            ORDER BY w.ordering_key, (w.taken_at IS NULL), w.id LIMIT 1), 0)
+        FROM unnest(scopes, keys) WITH ORDINALITY AS asked (scope, ordering_key, place) ORDER BY asked.place);
+END
+$idem$;
+
+-- An operator who removes a row lets the next of its ordering key go. Rows that run are removed by end_due, which does it for many at once.
+CREATE FUNCTION {schema}.let_next_go() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    PERFORM {schema}.lock_due(ARRAY[OLD.consumer]);
+    PERFORM {schema}.lead_due(ARRAY[OLD.consumer], ARRAY[OLD.ordering_key]);
+    PERFORM {schema}.unmark_waits(ARRAY[OLD.consumer]);
+    RETURN NULL;
+END
+$idem$;
+
+CREATE TRIGGER let_next_go AFTER DELETE ON {schema}.dead_letters
+    FOR EACH ROW WHEN (OLD.state <> 0 AND OLD.ordering_key IS NOT NULL AND OLD.taken_at IS NULL)
+    EXECUTE FUNCTION {schema}.let_next_go();
+
 -- Makes dead letters due now that have their payload, and rows that wait for a later try and do not run, and returns their ids. Their
 -- attempts are counted from the beginning, and the caches of committed keys are emptied.
 CREATE FUNCTION {schema}.due_now(ids bigint[], asked_by text) RETURNS SETOF bigint
@@ -464,12 +526,13 @@ BEGIN
         UPDATE {schema}.dead_letters AS d SET state = chosen.state, due_at = now(), due_by = asked_by, replayed_at = NULL,
             replay_outcome = NULL
         FROM chosen WHERE d.id = chosen.id AND (d.state = 0::int2 OR d.due_by IS NULL AND d.taken_at IS NULL)
-        RETURNING d.id, d.consumer, d.key_id, d.payload_hash
+        RETURNING d.id, d.consumer, d.key_id, d.payload_hash, d.ordering_key
     ), recounted AS (
         UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM marked AS m
         WHERE a.consumer = m.consumer AND a.key_id = m.key_id AND a.payload_hash = m.payload_hash
     ), emptied AS (
-        UPDATE {schema}.controls AS c SET epoch = (c.epoch + 1) % 1099511627776
+        UPDATE {schema}.controls AS c SET epoch = (c.epoch + 1) % 1099511627776,
+            waits = c.waits OR EXISTS (SELECT FROM marked AS m WHERE m.consumer = c.consumer AND m.ordering_key IS NOT NULL)
         WHERE c.consumer IN (SELECT m.consumer FROM marked AS m)
     )
     SELECT array_agg(m.id ORDER BY m.id) FROM marked AS m INTO due;
@@ -479,15 +542,17 @@ END
 $idem$;
 
 -- Keeps a message as a row that is due after so many microseconds, 36 hours at most. A row of its key and payload that is not over stands
--- for it and stays as it is: a redelivery and a copy are no second row. Returns the row, NULL where it ended in between, and whether it is
+-- for it and stays as it is: a redelivery and a copy are no second row. Behind rows of its ordering key that are not over the row has state 2:
+-- the lock keeps them from ending meanwhile. Returns the row, NULL where it ended in between, and whether it is
 -- written. A worker's login may insert any row and ask for any replay, so this gives it no right that it lacks.
 CREATE FUNCTION {schema}.put_aside(of_consumer int, from_origin text, of_key_id uuid, of_key text, of_hash bytea, of_hash_id int, why text,
         made int, with_error text, content bytea, content_bytes bigint, with_payload boolean, with_headers json, of_message_id text,
-        of_type text, of_record_key bytea, of_identity bytea, of_fingerprint text, after bigint)
+        of_type text, of_record_key bytea, of_ordering_key bytea, of_identity bytea, of_fingerprint text, after bigint)
     RETURNS TABLE (id bigint, is_written boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET enable_sort = off
     SET jit = off
     SET plan_cache_mode = force_generic_plan
     SET search_path = pg_catalog, pg_temp
@@ -496,23 +561,41 @@ CREATE FUNCTION {schema}.put_aside(of_consumer int, from_origin text, of_key_id 
 DECLARE
     due timestamptz := clock_timestamp() + least(greatest(after, 0), 129600000000)::float8 * interval '1 microsecond';
     written bigint;
+    head bigint;
 BEGIN
+    IF of_ordering_key IS NOT NULL THEN
+        PERFORM {schema}.lock_due(ARRAY[of_consumer]);
+        SELECT w.id FROM {schema}.dead_letters AS w
+        WHERE w.consumer = of_consumer AND w.ordering_key >= of_ordering_key AND w.ordering_key <= of_ordering_key AND w.state <> 0::int2
+        ORDER BY w.ordering_key, (w.taken_at IS NULL), w.id LIMIT 1 INTO head;
+    END IF;
     PERFORM {schema}.keep_payload(d.id, content) FROM {schema}.dead_letters AS d
     WHERE d.consumer = of_consumer AND d.identity = of_identity AND d.payload IS NULL AND d.has_payload;
     INSERT INTO {schema}.dead_letters AS d (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason, attempts,
-        error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, identity, fingerprint, state, due_at)
+        error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint, state,
+        due_at)
     SELECT of_consumer, from_origin, from_origin, of_key_id, of_key, of_hash, of_hash_id, why, made, with_error, content, content_bytes,
-        with_payload, with_headers, of_message_id, of_type, of_record_key, of_identity, of_fingerprint, 1, due
+        with_payload, with_headers, of_message_id, of_type, of_record_key, of_ordering_key, of_identity, of_fingerprint,
+        CASE WHEN head IS NULL THEN 1 ELSE 2 END, due
     WHERE NOT EXISTS (SELECT FROM {schema}.dead_letters AS w WHERE w.consumer = of_consumer AND w.key_id = of_key_id
         AND w.payload_hash = of_hash AND w.state <> 0::int2)
-    ON CONFLICT (consumer, identity) DO UPDATE SET state = 1, due_at = due, due_by = NULL, reason = why, attempts = made,
+    ON CONFLICT (consumer, identity) DO UPDATE SET state = excluded.state, ordering_key = of_ordering_key, due_at = due, due_by = NULL,
+        reason = why, attempts = made,
         error = with_error, fingerprint = of_fingerprint, last_at = now(), replayed_at = NULL, replay_outcome = NULL,
         copies = least(d.copies, 9223372036854775806::int8) + (from_origin NOT IN (d.origin, d.last_origin))::int4::int8,
         last_origin = CASE WHEN from_origin = d.origin THEN d.last_origin ELSE from_origin END
-        WHERE d.state = 0::int2 AND d.ordering_key IS NULL AND (d.payload IS NOT NULL OR NOT d.has_payload)
+        WHERE d.state = 0::int2 AND (d.payload IS NOT NULL OR NOT d.has_payload)
     RETURNING d.id INTO written;
+    IF of_ordering_key IS NOT NULL THEN
+        UPDATE {schema}.controls AS k SET waits = true WHERE k.consumer = of_consumer AND NOT k.waits;
+    END IF;
+    IF written < head THEN
+        -- A dead letter that waits again is before its head.
+        UPDATE {schema}.dead_letters AS d SET state = 2 WHERE d.id = head AND d.state = 1::int2 AND d.taken_at IS NULL;
+        PERFORM {schema}.lead_due(ARRAY[of_consumer], ARRAY[of_ordering_key]);
+    END IF;
     RETURN QUERY SELECT coalesce(written, (SELECT w.id FROM {schema}.dead_letters AS w WHERE w.consumer = of_consumer
-        AND w.key_id = of_key_id AND w.payload_hash = of_hash AND w.state <> 0::int2 ORDER BY w.id LIMIT 1)), written IS NOT NULL;
+        AND w.key_id = of_key_id AND w.payload_hash = of_hash AND w.state <> 0::int2 LIMIT 1)), written IS NOT NULL;
 END
 $idem$;
 
@@ -547,7 +630,7 @@ $idem$;
 -- run at a time, so their leases end together.
 CREATE FUNCTION {schema}.take_due(of_name text, run int, rows_max bigint, bytes_max bigint, lease bigint)
     RETURNS TABLE (id bigint, consumer int, origin text, idempotency_key text, payload bytea, has_payload boolean, headers text,
-        message_id text, message_type text, record_key bytea, ordering_key bytea, attempts int, was_taken boolean)
+        message_id text, message_type text, record_key bytea, ordering_key bytea, attempts int, replayed boolean, was_taken boolean)
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
@@ -609,10 +692,10 @@ BEGIN
         FROM measured AS m WHERE d.ctid = m.place AND m.bytes_before < bytes_max
         RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers, d.message_id,
             d.message_type, d.record_key, d.ordering_key, CASE WHEN d.due_by IS NULL THEN d.attempts ELSE 0 END AS attempts,
-            m.was_taken, m.step, m.due_at, m.head
+            d.due_by IS NOT NULL AS replayed, m.was_taken, m.step, m.due_at, m.head
     )
     SELECT t.id, t.consumer, t.origin, t.idempotency_key, t.payload, t.has_payload, t.headers, t.message_id, t.message_type,
-        t.record_key, t.ordering_key, t.attempts, t.was_taken
+        t.record_key, t.ordering_key, t.attempts, t.replayed, t.was_taken
     FROM taken AS t ORDER BY t.step, t.due_at, t.head;
 END
 $idem$;
@@ -667,7 +750,7 @@ $idem$;
 -- Ends rows, each with its outcome, lets the next row of each ordering key go, and returns how many it has ended. A failure counts
 -- only where the run still has the row: another run may be about to handle it. A row that was handled is over whoever has it now. One that
 -- waited for a later try is removed then, and is a dead letter where it failed for good. Where after is not negative the row waits again, for
--- so many microseconds.
+-- so many microseconds, and those that the run took with it in its ordering key are given back.
 CREATE FUNCTION {schema}.end_due(ids bigint[], outcomes text[], run int, afters bigint[], reasons text[], made bigint[], errors text[],
         fingerprints text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -683,6 +766,8 @@ CREATE FUNCTION {schema}.end_due(ids bigint[], outcomes text[], run int, afters 
 DECLARE
     scopes int[];
     keys bytea[];
+    again_scopes int[];
+    again_keys bytea[];
     ended bigint;
 BEGIN
     PERFORM {schema}.lock_due(ARRAY(SELECT DISTINCT d.consumer FROM unnest(ids) AS e (id) JOIN {schema}.dead_letters AS d ON d.id = e.id
@@ -709,16 +794,26 @@ BEGIN
         WHERE d.id = e.id AND d.state <> 0::int2 AND d.taken_login = session_user
             AND (d.taken_by = run AND e.outcome NOT IN ('processed', 'duplicate')
                 OR e.outcome IN ('processed', 'duplicate') AND d.due_by IS NOT NULL)
-        RETURNING d.consumer, d.ordering_key, d.key_id, d.payload_hash, d.state = 0::int2 AND d.due_by IS NULL AS is_dead
+        RETURNING d.consumer, d.ordering_key, d.key_id, d.payload_hash, d.state = 0::int2 AND d.due_by IS NULL AS is_dead,
+            d.state <> 0::int2 AS waits_again
     ), recounted AS (
         UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM over AS o
         WHERE o.is_dead AND a.consumer = o.consumer AND a.key_id = o.key_id AND a.payload_hash = o.payload_hash
     ), all_of_them AS (
-        SELECT g.consumer, g.ordering_key FROM gone AS g UNION ALL SELECT o.consumer, o.ordering_key FROM over AS o
+        SELECT g.consumer, g.ordering_key, false AS waits_again FROM gone AS g
+        UNION ALL SELECT o.consumer, o.ordering_key, o.waits_again FROM over AS o
     )
     SELECT count(*), array_agg(o.consumer) FILTER (WHERE o.ordering_key IS NOT NULL),
-        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL) FROM all_of_them AS o INTO ended, scopes, keys;
+        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL),
+        array_agg(o.consumer) FILTER (WHERE o.ordering_key IS NOT NULL AND o.waits_again),
+        array_agg(o.ordering_key) FILTER (WHERE o.ordering_key IS NOT NULL AND o.waits_again)
+    FROM all_of_them AS o INTO ended, scopes, keys, again_scopes, again_keys;
+    UPDATE {schema}.dead_letters AS d SET taken_at = NULL, taken_by = NULL, taken_login = NULL
+    FROM unnest(again_scopes, again_keys) AS k (scope, ordering_key)
+    WHERE d.consumer = k.scope AND d.ordering_key >= k.ordering_key AND d.ordering_key <= k.ordering_key AND d.state = 2::int2
+        AND (d.taken_at IS NULL) = false AND d.taken_by = run AND d.taken_login = session_user;
     PERFORM {schema}.lead_due(scopes, keys);
+    PERFORM {schema}.unmark_waits(scopes);
     RETURN ended;
 END
 $idem$;
@@ -1943,7 +2038,8 @@ $idem$;
 REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea), {schema}.lock_due(int[]), {schema}.lead_due(int[], bytea[]),
     {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint), {schema}.take_due(text, int, bigint, bigint, bigint),
     {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int), {schema}.remove_expired(text, bigint, bigint),
-    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint),
+    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, bytea, text, bigint),
+    {schema}.unmark_waits(int[]), {schema}.rows_ahead(int[], bytea[]), {schema}.let_next_go(),
     {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]),
     {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean), {schema}.release_destination(int, text),
     {schema}.relays(int), {schema}.refuse_other_answer(), {schema}.refuse_other_first_name(), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int,

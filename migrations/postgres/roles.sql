@@ -56,12 +56,15 @@ ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migra
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.lock_due(int[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.lead_due(int[], bytea[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.unmark_waits(int[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.rows_ahead(int[], bytea[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.let_next_go() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.due_now(bigint[], text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.any_due(text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.take_due(text, int, bigint, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.renew_due(bigint[], int) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.release_due(bigint[], int) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint)
+ALTER FUNCTION {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, bytea, text, bigint)
     OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean) OWNER TO idem_migrator;
@@ -129,9 +132,9 @@ GRANT SELECT, INSERT, UPDATE (kind, status, content_type, headers, body, sealed_
     ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea), {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint),
+    {schema}.rows_ahead(int[], bytea[]), {schema}.keep_payload(bigint, bytea), {schema}.due_now(bigint[], text), {schema}.any_due(text, bigint),
     {schema}.take_due(text, int, bigint, bigint, bigint), {schema}.renew_due(bigint[], int), {schema}.release_due(bigint[], int),
-    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, text, bigint),
+    {schema}.put_aside(int, text, uuid, text, bytea, int, text, int, text, bytea, bigint, boolean, json, text, text, bytea, bytea, bytea, text, bigint),
     {schema}.end_due(bigint[], text[], int, bigint[], text[], bigint[], text[], text[]),
     {schema}.lease_destination(int, text, bigint, bigint, text, bigint, boolean),
     {schema}.release_destination(int, text), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),

@@ -52,6 +52,7 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
 
 pub mod batches;
+pub mod behind;
 pub mod competition;
 pub mod consumers;
 pub mod dead_letters;
@@ -372,6 +373,13 @@ macro_rules! store_conformance {
                 a_row_waits_again_and_goes_dead,
                 an_operator_need_not_wait,
                 a_replay_that_fails_may_wait,
+            }
+            behind {
+                what_is_behind_a_row_runs_after_it,
+                a_row_that_waits_again_keeps_what_is_behind_it,
+                the_end_of_a_head_lets_the_next_go,
+                what_waits_behind_a_row_is_one_row,
+                races_leave_no_row_without_a_head,
             }
             dead_letters {
                 a29_another_message_at_a_used_origin_is_another_dead_letter,

@@ -10,10 +10,12 @@ use std::{
 use idem_core::{
     ErrorClass, IdempotencyKey, Store, StoreError, Tx,
     cleanup::Cleaner,
+    message::OrderingKey,
     outbox::{AppendError, Appended, Outbox},
     results::KeptResult,
     store::{
-        Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, StoreCapabilities, UnitOfWork, UnitOptions,
+        Ahead, Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, StoreCapabilities, UnitOfWork,
+        UnitOptions,
     },
 };
 
@@ -173,6 +175,14 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<S> {
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         self.spy.passed_to_read().await;
         self.inner.read(claims).await
+    }
+
+    fn anything_waits(&self) -> bool {
+        self.inner.anything_waits()
+    }
+
+    async fn ahead(&mut self, keys: &[(ScopeId, OrderingKey)]) -> Result<Vec<Ahead>, StoreError> {
+        self.inner.ahead(keys).await
     }
 
     fn tx(&mut self) -> Tx<'_, Observed<S>> {

@@ -270,6 +270,11 @@ mod broken {
             due::two_takers_split_no_key;
         renews_no_rows: RenewsNoRows by due::a_lease_is_kept_while_it_is_renewed;
         runs_rows_early: RunsRowsEarly by later::what_is_put_aside_runs_at_its_time, later::a_row_waits_again_and_goes_dead;
+        parks_beside_its_key: ParksBesideItsKey by behind::what_is_behind_a_row_runs_after_it,
+            behind::the_end_of_a_head_lets_the_next_go;
+        lets_no_next_go: LetsNoNextGo by behind::the_end_of_a_head_lets_the_next_go, behind::races_leave_no_row_without_a_head;
+        keeps_followers_taken: KeepsFollowersTaken by behind::a_row_that_waits_again_keeps_what_is_behind_it;
+        denies_that_anything_waits: DeniesThatAnythingWaits by behind::what_is_behind_a_row_runs_after_it;
         puts_aside_twice: PutsAsideTwice by later::a_message_that_waits_is_one_row;
         shares_hash_rules: SharesHashRules by consumers::hash_rule_ids_are_stable_and_distinct,
             consumers::an_unknown_hash_rule_is_a_conflict_of_its_own_kind;

@@ -4,6 +4,7 @@ use std::{future::Future, time::SystemTime};
 
 use crate::{
     error::{ClaimError, CommitError, StoreError},
+    names::{OrderingKey, ScopeId},
     outbox::rows::{AppendError, Appended},
     results::rows::KeptResult,
     store::{
@@ -12,6 +13,18 @@ use crate::{
         tx::Tx,
     },
 };
+
+/// The rows before a message in its ordering key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "there is nothing between them")]
+pub enum Ahead {
+    /// None.
+    Nothing,
+    /// The first is due, or runs.
+    Runs,
+    /// The first waits for its time.
+    Waits,
+}
 
 /// One transaction: the claim of its keys and everything that handlers write through it. It owns its session, and gives it back when it
 /// has ended.
@@ -55,6 +68,25 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// # Cancel safety
     /// Not cancel safe: drop the unit.
     fn read(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Recorded>>, StoreError>> + Send;
+
+    /// Whether rows of any ordering key of the claimed scopes are not over, as the `claim` saw that inserted something. It asks nothing.
+    fn anything_waits(&self) -> bool {
+        false
+    }
+
+    /// The rows that are not over of these ordering keys, in the order given. Core asks before the claim, and only while anything waits.
+    ///
+    /// # Errors
+    /// As for `claim`.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the unit.
+    fn ahead(
+        &mut self,
+        keys: &[(ScopeId, OrderingKey)],
+    ) -> impl Future<Output = Result<Vec<Ahead>, StoreError>> + Send {
+        std::future::ready(Ok(vec![Ahead::Nothing; keys.len()]))
+    }
 
     /// The handle that a handler writes through, when handlers run one after the other.
     fn tx(&mut self) -> Tx<'_, S>;

@@ -154,7 +154,12 @@ impl Rounds {
                 return ControlFlow::Continue(());
             }
             End::Decided(decisions) => return ControlFlow::Break(Some(with_cause(decisions, self.cause.take()))),
-            End::Isolate(_) | End::Held | End::NotBegun | End::Refused => return ControlFlow::Break(None),
+            End::Behind(ahead) if ahead.is_empty() => return ControlFlow::Continue(()),
+            // A worker keeps it in order. Here its caller does.
+            End::Behind(_) if items == 1 => return ControlFlow::Break(Some(vec![Decision::Busy])),
+            End::Behind(_) | End::Isolate(_) | End::Held | End::NotBegun | End::Refused => {
+                return ControlFlow::Break(None);
+            }
             End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }

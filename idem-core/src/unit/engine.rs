@@ -2,7 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32},
+    },
 };
 
 use tokio::{
@@ -90,6 +93,8 @@ pub(crate) struct Engine<S: Store> {
     pub(crate) transaction_use: TransactionUse,
     /// Units in a row that found no winner; see [`run`](super::run).
     pub(super) no_winner: AtomicU32,
+    /// Whether rows of any ordering key were not over when a key was last claimed. Units then ask what is ahead of their messages.
+    pub(crate) anything_waits: AtomicBool,
 }
 
 impl<S: Store> Engine<S> {

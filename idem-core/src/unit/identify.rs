@@ -21,6 +21,8 @@ pub(crate) struct Item {
     pub(crate) message: Message,
     /// `None` for a type that opted out of protection.
     pub(crate) claim: Option<Claim>,
+    /// Whether it is a row: then no other row of its ordering key keeps it waiting.
+    pub(crate) from_row: bool,
 }
 
 /// A message that could not be identified.
@@ -74,7 +76,7 @@ impl<S: Store> Engine<S> {
         let identity = |key| Identity { tenant: tenant.clone(), derives_as: self.derives_as().clone(), key };
         let is_unprotected = |message_type| self.unprotected.contains(message_type);
         if !self.unprotected.is_empty() && message.message_type().is_some_and(is_unprotected) {
-            return Ok(Item { message: message.with_identity(identity(None)), claim: None });
+            return Ok(Item { message: message.with_identity(identity(None)), claim: None, from_row: false });
         }
         let key = match key.map_or_else(|| self.key(&message), Ok) {
             Ok(key) => key,
@@ -98,7 +100,8 @@ impl<S: Store> Engine<S> {
             }
         };
         let message = message.with_identity(identity(Some(key.clone())));
-        Ok(Item { message, claim: Some(Claim { scope, key, hash, hash_rule, retention: self.settings.retention }) })
+        let claim = Claim { scope, key, hash, hash_rule, retention: self.settings.retention };
+        Ok(Item { message, claim: Some(claim), from_row: false })
     }
 
     /// The name from which ids are derived. Every consumer is registered before its first message is identified.

@@ -4,6 +4,7 @@
 pub(crate) mod alone;
 pub(crate) mod answers;
 mod append;
+mod behind;
 mod claim;
 pub(crate) mod close;
 pub(crate) mod decide;

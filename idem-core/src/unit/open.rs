@@ -12,6 +12,7 @@ use crate::{
     store::{Store, claim::Claim, tx::Tx, unit::UnitOfWork as _},
     unit::{
         answers::Answers,
+        behind::{ahead, must_ask},
         claim::{Results, claim_all},
         close::{decide, rollback, store_failed},
         decide::Outcomes,
@@ -72,6 +73,11 @@ pub(super) async fn open<S: Store, J: Borrow<Item> + Sync>(
     let mut unit = begun.map_err(|error| (None, store_failed(error)))?;
     let open = engine.open.begin();
     failpoint!(BEGIN).map_err(|injected| (None, store_failed(inject(injected))))?;
+    match ahead(engine, &mut unit, items).await {
+        Ok(ahead) if ahead.is_empty() => {}
+        Ok(ahead) => return Err((rollback(engine, unit).await.unwrap_or_default(), End::Behind(ahead))),
+        Err(error) => return Err((None, store_failed(error))),
+    }
     let fold = fold::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
@@ -99,6 +105,9 @@ pub(super) async fn open<S: Store, J: Borrow<Item> + Sync>(
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let session = rollback(engine, unit).await.unwrap_or_default();
         return Err((session, decide(engine, items, &fold, run, ledger, answers)));
+    }
+    if must_ask(engine, &unit, items) {
+        return Err((rollback(engine, unit).await.unwrap_or_default(), End::Behind(Vec::new())));
     }
     if let Some(gate) = gate
         && !gate.await

@@ -12,7 +12,7 @@ use crate::{
     outbox::collect::{Collector, HandedIn},
     outcome::{Decision, Failure},
     results::result::ResultBody,
-    store::Store,
+    store::{Store, unit::Ahead},
     telemetry::spans,
     unit::{
         answers::Answers,
@@ -39,6 +39,9 @@ pub(crate) enum End {
     Isolate(Vec<usize>),
     /// Another unit holds a key of a unit of several messages: claim them one by one.
     Held,
+    /// Rows of the ordering keys of the messages at these places are not over. Nothing was claimed. Where none is named, it is not known of
+    /// which: the unit runs again as it is, and asks.
+    Behind(Vec<(usize, Ahead)>),
     /// The store neither inserted a key nor found its record.
     NoWinner(StoreError),
     /// The unit conflicted with another and was rolled back; it may run again as it is.
@@ -61,6 +64,7 @@ impl End {
             Self::Refused => "refused",
             Self::Isolate(_) => "isolate",
             Self::Held => "held",
+            Self::Behind(_) => "behind",
             Self::NoWinner(_) => "no_winner",
             Self::Again(_) => "again",
             Self::Unknown { .. } => "unknown",

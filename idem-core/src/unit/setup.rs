@@ -2,7 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32},
+    },
 };
 
 use tokio::sync::{OnceCell, Semaphore};
@@ -135,6 +138,7 @@ impl<S: Store> Setup<S> {
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             transaction_use: TransactionUse::default(),
             no_winner: AtomicU32::new(0),
+            anything_waits: AtomicBool::new(false),
         })
     }
 }

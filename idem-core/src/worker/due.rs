@@ -127,6 +127,7 @@ async fn hand_over<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &Lane
     let Some(mut job) = intake::identify(shared, row.message, row.key, from, Assignment::default(), None).await else {
         return;
     };
+    job.was_put_aside = !row.replayed;
     if row.attempts > 0 {
         job.attempts_before = row.attempts;
         job.isolate();

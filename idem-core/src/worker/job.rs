@@ -25,6 +25,8 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum HoldKey {
     Order(OrderingKey),
+    /// Of rows: those of the broker that are held until they have run hold none of them.
+    Rows(OrderingKey),
     Key(ScopeId, IdempotencyKey),
     /// By its origin.
     Itself(Box<str>),
@@ -33,6 +35,7 @@ pub(crate) enum HoldKey {
 impl HoldKey {
     pub(crate) fn of(item: &Item) -> Self {
         match (item.message.ordering_key(), &item.claim) {
+            (Some(order), _) if item.from_row => Self::Rows(order.clone()),
             (Some(order), _) => Self::Order(order.clone()),
             (None, Some(claim)) => Self::Key(claim.scope, claim.key.clone()),
             (None, None) => Self::Itself(item.message.origin().as_str().into()),
@@ -125,6 +128,8 @@ pub(crate) struct Job<H> {
     pub(crate) isolation: Isolation,
     /// The attempts before it was kept as a row until now; it has one more, however many it gets at once.
     pub(crate) attempts_before: u32,
+    /// It is a row, and no replay: it was never a dead letter.
+    pub(crate) was_put_aside: bool,
     /// It is known that no record of its key existed a moment ago.
     pub(crate) looked_up: bool,
     /// The answer to the commit of its handler's writes was lost. A copy in the same unit is not marked, nor is a message that
@@ -151,7 +156,8 @@ pub(crate) struct Job<H> {
 }
 
 impl<H> Job<H> {
-    pub(crate) fn new(item: Item, from: DeliveredBy<H>, assignment: Assignment, permit: Option<Permit>) -> Self {
+    pub(crate) fn new(mut item: Item, from: DeliveredBy<H>, assignment: Assignment, permit: Option<Permit>) -> Self {
+        item.from_row = matches!(from, DeliveredBy::Row(_));
         Self {
             item,
             from,
@@ -159,6 +165,7 @@ impl<H> Job<H> {
             redelivered: false,
             isolation: Isolation::None,
             attempts_before: 0,
+            was_put_aside: false,
             looked_up: false,
             unresolved: false,
             attempt: Attempt::Uncounted,
@@ -180,7 +187,11 @@ impl<H> Job<H> {
             return 0;
         }
         let mut hasher = DefaultHasher::new();
-        HoldKey::of(&self.item).hash(&mut hasher);
+        let key = match HoldKey::of(&self.item) {
+            HoldKey::Rows(order) => HoldKey::Order(order),
+            key @ (HoldKey::Order(_) | HoldKey::Key(..) | HoldKey::Itself(_)) => key,
+        };
+        key.hash(&mut hasher);
         usize::try_from(hasher.finish() % lanes.max(1) as u64).unwrap_or(0)
     }
 
@@ -245,7 +256,7 @@ mod tests {
             (Ended(2), false, 1, 3, 3),
         ];
         for (before, redelivered, unanswered, number, expected) in cases {
-            let item = Item { message: Message::new(""), claim: None };
+            let item = Item { message: Message::new(""), claim: None, from_row: false };
             let mut job = Job::new(item, DeliveredBy::Broker(()), Assignment::default(), None);
             (job.attempt, job.redelivered, job.counts_unanswered) = (before, redelivered, unanswered);
             let case = format!("{before:?}, {redelivered}, {unanswered} lost, {number}");

@@ -131,7 +131,15 @@ pub(super) fn due_at(item: &Item) -> Option<At> {
 /// The letter as it runs again.
 pub(super) fn due(item: &Item, payload: Vec<u8>, was_taken: bool) -> Result<Due, StoreError> {
     let key = item.string("key").map(|text| item.needed(IdempotencyKey::new(text).ok(), "key")).transpose()?;
-    Ok(Due { id: id(item)?, scope: scope(item)?, message: message(item, payload), key, attempts: 0, was_taken })
+    Ok(Due {
+        id: id(item)?,
+        scope: scope(item)?,
+        message: message(item, payload),
+        key,
+        attempts: 0,
+        replayed: true,
+        was_taken,
+    })
 }
 
 pub(super) fn id(item: &Item) -> Result<DeadLetterId, StoreError> {

@@ -77,7 +77,7 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 41] = [
+const FUNCTIONS: [&str; 44] = [
     "any_due(text, bigint)",
     "as_json(bytea)",
     "count_events(integer, text)",
@@ -93,6 +93,7 @@ const FUNCTIONS: [&str; 41] = [
     "lead_due(integer[], bytea[])",
     "lease_destination(integer, text, bigint, bigint, text, bigint, boolean)",
     "let_followers_go(integer, bytea[])",
+    "let_next_go()",
     "lock_due(integer[])",
     "mark_behind(integer, bigint[])",
     "next_events(integer, bigint, bigint)",
@@ -114,15 +115,17 @@ const FUNCTIONS: [&str; 41] = [
     "remove_messages(integer, text, bigint[], bigint[], bigint[], bigint[])",
     "renew_due(bigint[], integer)",
     "retry_events(bigint[], text[], boolean)",
+    "rows_ahead(integer[], bytea[])",
     SEQUENCES_BEHIND,
     "server_identity()",
     "settle_events(integer, bigint[], text[], json)",
     "skip_events(bigint[], text[])",
     "take_due(text, integer, bigint, bigint, bigint)",
+    "unmark_waits(integer[])",
 ];
 
 const PUT_ASIDE: &str = "put_aside(integer, text, uuid, text, bytea, integer, text, integer, text, bytea, bigint, boolean, json, text, \
-                         text, bytea, bytea, text, bigint)";
+                         text, bytea, bytea, bytea, text, bigint)";
 
 /// The function that compares sequences with the rows of their columns.
 pub(crate) const SEQUENCES_BEHIND: &str = "sequences_behind()";

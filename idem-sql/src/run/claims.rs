@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use idem_core::{
     IdempotencyKey, StoreError,
     hash::PayloadHash,
-    store::{Claim, Claimed, Found, HashRuleId, Recorded, RunId},
+    message::OrderingKey,
+    store::{Ahead, Claim, Claimed, Found, HashRuleId, Recorded, RunId, ScopeId},
 };
 use uuid::Uuid;
 
@@ -47,6 +48,23 @@ impl<'c> ClaimColumns<'c> {
             retentions: claims.iter().map(|claim| retention(claim.retention)).collect(),
         }
     }
+}
+
+/// The parameters of [`rows_ahead`](crate::PostgresStatements::rows_ahead).
+#[must_use]
+pub fn ordering_keys(keys: &[(ScopeId, OrderingKey)]) -> (Vec<i32>, Vec<&[u8]>) {
+    keys.iter().map(|(scope, key)| (scope.0, key.as_bytes())).unzip()
+}
+
+/// Its answer.
+#[must_use]
+pub fn rows_ahead(answers: Vec<i32>) -> Vec<Ahead> {
+    let ahead = |answer| match answer {
+        0 => Ahead::Nothing,
+        1 => Ahead::Runs,
+        _ => Ahead::Waits,
+    };
+    answers.into_iter().map(ahead).collect()
 }
 
 /// The record of a row of [`read`](crate::PostgresStatements::read) that answers this claim.

@@ -169,12 +169,11 @@ SELECT r.id, r.idempotency_key, r.origin, r.reason, r.attempts, r.error, r.finge
     (extract(epoch FROM r.due_at) * 1000000::numeric)::int8 AS waits_until
 FROM (SELECT * FROM waiting UNION ALL SELECT * FROM inserted) AS r";
 
-    /// Keeps a message as a row until its later try. Parameters: those of [`Self::insert_dead_letter`] without the ordering key, so that 17 is
-    /// the identity and 18 the fingerprint, and 19 the delay in µs `int8`. Result: `id int8`, NULL where the row ended in between, and
+    /// Keeps a message as a row until its later try. Parameters: those of [`Self::insert_dead_letter`], and 20 the delay in µs `int8`. Result: `id int8`, NULL where the row ended in between, and
     /// `is_written bool`.
     put_aside: "\
 SELECT id, is_written FROM {schema}.put_aside($1::int4, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text,
-    $10::bytea, $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::text, $19::int8)";
+    $10::bytea, $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::bytea, $19::text, $20::int8)";
 
     /// Folds a dead letter into the row that has its identity; see [`Self::insert_dead_letter`].
     ///
@@ -266,10 +265,10 @@ WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
     /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 bytes of payload before the last one `int8`, 5 the lease in
     /// µs `int8`. Result: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload bool`,
     /// `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`, `attempts int4`, 0 of a
-    /// replay, and `was_taken bool`: whether another run's lease is over. Columns that the table lets be NULL may be NULL.
+    /// replay, `replayed bool`, and `was_taken bool`: whether another run's lease is over. Columns that the table lets be NULL may be NULL.
     take_due: "\
 SELECT id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key, ordering_key, attempts,
-    was_taken
+    replayed, was_taken
 FROM {schema}.take_due($1::text, $2::int4, $3::int8, $4::int8, $5::int8)";
 
     /// Begins leases again. Parameters: 1 ids `int8[]`, 2 run `int4`. No result that counts.

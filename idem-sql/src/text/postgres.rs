@@ -162,7 +162,8 @@ statements! {
     ///
     /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
     /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`; `processed_at` in µs since the
-    /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied;
+    /// Unix epoch, as the records have it; `epoch int8`, which differs when a cache of committed keys must be emptied; `waits bool`, whether rows of any ordering key of the
+    /// consumers are not over;
     /// `limited_to text`, the `statement_timeout` and the idle limit of the claim; the mark of the transaction, for
     /// [`guard`](PostgresStatements::guard); and the two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
     ///
@@ -194,12 +195,16 @@ WITH won AS (
 SELECT won_consumers, won_key_ids,
     CASE WHEN pg_catalog.cardinality(won_key_ids) > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
     pg_catalog.pg_backend_pid() AS backend_pid, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS processed_at,
-    (SELECT coalesce(pg_catalog.sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
+    seen.epoch, seen.waits,
     pg_catalog.concat_ws(' ', pg_catalog.current_setting('statement_timeout'),
         pg_catalog.current_setting('idle_in_transaction_session_timeout')) AS limited_to, pg_catalog.set_config('idem.unit', 'begun', true) AS unit,
     pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
-FROM answer";
+FROM answer CROSS JOIN (
+    SELECT coalesce(pg_catalog.sum(c.epoch), 0)::int8 AS epoch,
+        coalesce(pg_catalog.bool_or(c.waits) FILTER (WHERE c.consumer = ANY ($1::int4[])), false) AS waits
+    FROM {schema}.controls AS c
+) AS seen";
 
     /// Claims the key of a unit of one message, which writes the record and nothing else: the record carries the seal's trigger.
     ///
@@ -207,7 +212,7 @@ FROM answer";
     /// in µs `int8`, 7 run `int4`, 8 and 9 the settings as 9 and 10 for many keys.
     ///
     /// Result: no row where the key was not inserted, and then no handler runs and the unit's limits stay. Otherwise `xid
-    /// text`, the transaction to seal; `backend_pid int4`; `processed_at` in µs since the Unix epoch; `limited_to text` as for many keys; and
+    /// text`, the transaction to seal; `backend_pid int4`; `processed_at` in µs since the Unix epoch; `waits` and `limited_to` as for many keys; and
     /// the two settings, which are put back when the insert has had its wait.
     claim_one: "\
 INSERT INTO {schema}.processed_messages
@@ -219,10 +224,15 @@ VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
 ON CONFLICT (consumer, key_id) DO NOTHING
 RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pid() AS backend_pid,
     (extract(epoch FROM processed_at) * 1000000::numeric)::int8 AS processed_at,
+    coalesce((SELECT c.waits FROM {schema}.controls AS c WHERE c.consumer = $1::int4), false) AS waits,
     pg_catalog.concat_ws(' ', pg_catalog.current_setting('statement_timeout'),
         pg_catalog.current_setting('idle_in_transaction_session_timeout')) AS limited_to,
     pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
+
+    /// The rows of ordering keys that are not over. Parameters, arrays of one length: 1 consumers `int4[]`, 2 ordering keys `bytea[]`.
+    /// Result, one row: `ahead int4[]`, in their order: 0 none, 1 the first is due or runs, 2 it waits.
+    rows_ahead: "SELECT {schema}.rows_ahead($1::int4[], $2::bytea[]) AS ahead";
 
     /// Claims a key for [`question`](PostgresStatements::question), which rolls it back, with nothing in the records beyond the key's id.
     ///

@@ -5,13 +5,14 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::SystemTime};
 use futures_util::StreamExt as _;
 use idem_core::{
     StoreError, Tx, failpoint,
+    message::OrderingKey,
     outbox::{AppendError, Appended, NewEvent},
     results::{KeptResult, NewResult},
-    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions},
+    store::{Ahead, Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, UnitOfWork, UnitOptions},
 };
 use idem_sql::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, from_microseconds, in_claim_order, key_id,
-    refuse_other_backend, retention, unreadable,
+    ordering_keys, refuse_other_backend, retention, rows_ahead, unreadable,
 };
 use sqlx::{
     AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
@@ -56,6 +57,8 @@ pub struct PostgresUnit {
     pub(super) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
+    /// Whether rows of any ordering key of the claimed consumers are not over.
+    waits: bool,
 }
 
 impl fmt::Debug for PostgresUnit {
@@ -77,6 +80,7 @@ impl PostgresUnit {
             events: Vec::new(),
             results: Vec::new(),
             limits_are_back: false,
+            waits: false,
         }
     }
 
@@ -137,6 +141,7 @@ impl PostgresUnit {
             refuse_other_backend(self.session.backend.map(|(pid, _)| pid), backend_pid)?;
             self.backend_pid = Some(backend_pid);
             self.processed_at = Some(error::get(row, "processed_at")?);
+            self.waits = error::get(row, "waits")?;
         }
         Ok(row)
     }
@@ -240,6 +245,18 @@ impl UnitOfWork<PostgresStore> for PostgresUnit {
         let rows = query.fetch_all(&mut self.session.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
         in_claim_order(claims, &key_ids, &driver::read(&rows)?)
+    }
+
+    fn anything_waits(&self) -> bool {
+        self.waits
+    }
+
+    async fn ahead(&mut self, keys: &[(ScopeId, OrderingKey)]) -> Result<Vec<Ahead>, StoreError> {
+        let (scopes, keys) = ordering_keys(keys);
+        let query = self.query(&self.sql().rows_ahead).bind(scopes).bind(keys);
+        let row = query.fetch_one(&mut self.session.connection).await;
+        let row = row.map_err(|source| error::store("asking what waits in an ordering key", source))?;
+        Ok(rows_ahead(error::get(&row, "ahead")?))
     }
 
     fn tx(&mut self) -> Tx<'_, PostgresStore> {

@@ -4,7 +4,8 @@ use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
     ErrorClass, Retention, StoreError,
-    store::{Claim, Claimed, Found, HashRuleId, Recorded, RunId, boxed},
+    message::OrderingKey,
+    store::{Ahead, Claim, Claimed, Found, HashRuleId, Recorded, RunId, ScopeId, boxed},
 };
 use idem_sql::{kept_beside, key_and_hash};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
@@ -47,7 +48,7 @@ pub(super) async fn claim(
     claims: &[Claim],
     (run, lane): (RunId, i32),
     now: i64,
-) -> Result<Vec<Claimed>, StoreError> {
+) -> Result<(Vec<Claimed>, bool), StoreError> {
     let failed = |error| error::of_unit("claiming keys", error);
     let parameters = Parameters::of(claims, now)?;
     let rows = sqlx::query(statements.claim())
@@ -59,9 +60,13 @@ pub(super) async fn claim(
         .fetch_all(connection)
         .await
         .map_err(failed)?;
+    let mut waits = false;
+    for row in &rows {
+        waits |= row.try_get::<bool, _>(2).map_err(failed)?;
+    }
     if rows.len() == claims.len() {
         // The usual batch: none of the keys had a record.
-        return Ok(vec![Claimed::Inserted; claims.len()]);
+        return Ok((vec![Claimed::Inserted; claims.len()], waits));
     }
     let won = rows.iter().map(|row| Ok((row.try_get::<i32, _>(0)?, row.try_get::<&[u8], _>(1)?)));
     let won: HashSet<(i32, &[u8])> = won.collect::<Result<_, _>>().map_err(failed)?;
@@ -70,7 +75,37 @@ pub(super) async fn claim(
         true => Claimed::Inserted,
         false => Claimed::NotInserted,
     };
-    Ok(claims.iter().zip(ids).map(answer).collect())
+    Ok((claims.iter().zip(ids).map(answer).collect(), waits))
+}
+
+/// The rows of these ordering keys that are not over.
+pub(super) async fn ahead(
+    connection: &mut SqliteConnection,
+    statements: &Statements,
+    keys: &[(ScopeId, OrderingKey)],
+) -> Result<Vec<Ahead>, StoreError> {
+    let doing = "asking what waits in an ordering key";
+    let (mut asked, mut bytes) = (Vec::with_capacity(keys.len()), Vec::new());
+    for (scope, key) in keys {
+        asked.push((scope.0, bytes.len() + 1, key.as_bytes().len()));
+        bytes.extend_from_slice(key.as_bytes());
+    }
+    let asked = serde_json::to_string(&asked).map_err(|error| StoreError::Failed {
+        doing,
+        class: ErrorClass::Permanent,
+        source: boxed(error),
+    })?;
+    let query = sqlx::query(statements.rows_ahead()).bind(asked).bind(bytes).bind(clock::now());
+    let rows = query.fetch_all(connection).await.map_err(failed(doing))?;
+    let mut ahead = vec![Ahead::Nothing; keys.len()];
+    for row in &rows {
+        let place: i64 = row.try_get("place").map_err(failed(doing))?;
+        let runs: bool = row.try_get("runs").map_err(failed(doing))?;
+        if let Some(ahead) = usize::try_from(place).ok().and_then(|place| ahead.get_mut(place)) {
+            *ahead = if runs { Ahead::Runs } else { Ahead::Waits };
+        }
+    }
+    Ok(ahead)
 }
 
 /// Reads the records of these keys.

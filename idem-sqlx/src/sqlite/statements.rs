@@ -32,7 +32,8 @@ statements! {
     /// one text, because each text is one trip to the connection's thread.
     ///
     /// 1 a JSON array of `[consumer, key, hash id, expires at]`, 2 a blob with 16 bytes of key id and 32 bytes of payload
-    /// hash a claim, 3 now, 4 run, 5 lane. Result, a row a key that was inserted: `consumer`, `key_id`.
+    /// hash a claim, 3 now, 4 run, 5 lane. Result, a row a key that was inserted: `consumer`, `key_id`, and `waits`: whether rows of any
+    /// ordering key of the consumer are not over.
     claim: r#"
 INSERT INTO "{schema}_processed_messages"
     (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at, processed_by, expires_at)
@@ -40,11 +41,21 @@ SELECT value ->> 0, substr(?2, 1 + 48 * key, 16), value ->> 1, substr(?2, 17 + 4
     value ->> 3
 FROM json_each(?1) WHERE true
 ON CONFLICT (consumer, key_id) DO NOTHING
-RETURNING consumer, key_id;
+RETURNING consumer, key_id, EXISTS (SELECT 1 FROM "{schema}_dead_letters" AS d
+    WHERE d.consumer = "{schema}_processed_messages".consumer AND d.state <> 0 AND d.ordering_key IS NOT NULL) AS waits;
 INSERT INTO "{schema}_units" (run, lane, at) SELECT ?4, ?5, ?3 WHERE changes() > 0;
 DELETE FROM "{schema}_message_attempts" WHERE EXISTS (SELECT 1 FROM "{schema}_message_attempts")
     AND (consumer, key_id, payload_hash) IN (
         SELECT value ->> 0, substr(?2, 1 + 48 * key, 16), substr(?2, 17 + 48 * key, 32) FROM json_each(?1))"#;
+
+    /// The rows of ordering keys that are not over. 1 a JSON array of `[consumer, place, length]`, the last two of a key in 2, a blob; 3 now.
+    /// Result, a row a key that has any: `place`, its position from 0, and `runs`: whether the first is due or runs.
+    rows_ahead: r#"
+SELECT asked.key AS place, w.due_at <= ?3 OR w.taken_at IS NOT NULL AS runs
+FROM json_each(?1) AS asked CROSS JOIN "{schema}_dead_letters" AS w
+WHERE w.id = (SELECT f.id FROM "{schema}_dead_letters" AS f
+    WHERE f.consumer = asked.value ->> 0 AND f.ordering_key = substr(?2, asked.value ->> 1, asked.value ->> 2)
+        AND f.state <> 0 AND f.ordering_key IS NOT NULL ORDER BY f.taken_at IS NULL, f.id LIMIT 1)"#;
 
     /// Writes events. 1 a JSON array of `[destination, consumer, key, event type, content type, headers, key id, hash, ordering
     /// key, payload]`, where each of the last four is `[place, length]` in 2, a blob; 3 now. Result, a row an event that was

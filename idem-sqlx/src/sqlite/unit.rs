@@ -11,9 +11,10 @@ use std::{
 
 use idem_core::{
     StoreError, Tx, failpoint,
+    message::OrderingKey,
     outbox::{AppendError, Appended},
     results::KeptResult,
-    store::{Claim, ClaimError, Claimed, CommitError, Found, Recorded, UnitOfWork, UnitOptions, boxed},
+    store::{Ahead, Claim, ClaimError, Claimed, CommitError, Found, Recorded, ScopeId, UnitOfWork, UnitOptions, boxed},
 };
 use idem_sql::from_microseconds;
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
@@ -37,6 +38,8 @@ pub struct SqliteUnit {
     processed_at: Option<i64>,
     /// The write lock was not free, and the transaction began as a reader.
     reader: bool,
+    /// Whether rows of any ordering key of the claimed consumers are not over.
+    waits: bool,
 }
 
 impl fmt::Debug for SqliteUnit {
@@ -58,7 +61,7 @@ impl SqliteUnit {
     ) -> Result<Self, StoreError> {
         let failed = |error| error::of_unit("beginning a transaction", error);
         let turn = driver.connections.turn_at_once();
-        let mut unit = Self { driver, session, options, turn, processed_at: None, reader: false };
+        let mut unit = Self { driver, session, options, turn, processed_at: None, reader: false, waits: false };
         unit.session.guard.begin();
         if unit.turn.is_none() || !unit.take_write_lock(Duration::ZERO).await.map_err(failed)? {
             unit.turn = None;
@@ -165,11 +168,22 @@ impl UnitOfWork<SqliteStore> for SqliteUnit {
         let UnitOptions { run, lane, .. } = self.options;
         // All records of a unit have one time, as a server's transaction gives it.
         let now = *self.processed_at.get_or_insert_with(clock::now);
-        Ok(claim::claim(&mut self.session.connection, &self.driver.unit_statements, claims, (run, lane), now).await?)
+        let (answers, waits) =
+            claim::claim(&mut self.session.connection, &self.driver.unit_statements, claims, (run, lane), now).await?;
+        self.waits = waits;
+        Ok(answers)
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         claim::read(&mut self.session.connection, &self.driver.unit_statements, claims).await
+    }
+
+    fn anything_waits(&self) -> bool {
+        self.waits
+    }
+
+    async fn ahead(&mut self, keys: &[(ScopeId, OrderingKey)]) -> Result<Vec<Ahead>, StoreError> {
+        claim::ahead(&mut self.session.connection, &self.driver.unit_statements, keys).await
     }
 
     fn tx(&mut self) -> Tx<'_, SqliteStore> {

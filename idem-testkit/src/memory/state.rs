@@ -423,30 +423,8 @@ fn ordered(message: Message, order: Order) -> Message {
             let key = idem_core::message::OrderingKey::new(key.clone());
             message.with_ordering_key(key)
         }
-        // A message cannot lose its ordering key, so it is made anew without one.
-        (Order::None, Some(_), _) => {
-            let new = message.payload().map_or_else(Message::tombstone, |payload| Message::new(payload.clone()));
-            parts(new, &message)
-        }
+        (Order::None, Some(_), _) => message.without_ordering_key(),
     }
-}
-
-/// Everything of `from` but its payload, ordering key and origin.
-fn parts(mut new: Message, from: &Message) -> Message {
-    new = new.with_headers(from.headers().clone());
-    if let Some(id) = from.id() {
-        new = new.with_id(id);
-    }
-    if let Some(key) = from.record_key() {
-        new = new.with_record_key(key.clone());
-    }
-    if let Some(message_type) = from.message_type() {
-        new = new.with_type(message_type);
-    }
-    if let Some(at) = from.sent_at() {
-        new = new.with_sent_at(at);
-    }
-    new
 }
 
 #[cfg(test)]

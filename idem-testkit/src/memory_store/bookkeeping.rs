@@ -58,7 +58,11 @@ struct Attempts {
 
 impl Books {
     pub(super) fn drop_dead_letters(&mut self, ids: &[DeadLetterId]) {
-        self.dead_letters.retain(|stored| !ids.contains(&stored.seen.id));
+        let mut sequences = BTreeSet::new();
+        let gone = |stored: &DeadLetterRow| ids.contains(&stored.seen.id);
+        sequences.extend(self.dead_letters.iter().filter(|row| gone(row)).filter_map(DeadLetterRow::sequence));
+        self.dead_letters.retain(|stored| !gone(stored));
+        self.lead(&sequences);
     }
 
     pub(super) fn is_halted(&self) -> bool {
@@ -322,10 +326,10 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn put_aside(&self, letter: &DeadLetter, after: Duration) -> Result<PutAside, StoreError> {
-        let twice = self.shared.has(Defect::PutsAsideTwice);
+        let (twice, alone) = (self.shared.has(Defect::PutsAsideTwice), self.shared.has(Defect::ParksBesideItsKey));
         let store = |state: &mut State| {
             let now = state.now();
-            state.books.put_aside(letter, now, after, twice)
+            state.books.put_aside(letter, now, after, (twice, alone))
         };
         self.book("keeping a message for a later try", store).await
     }
@@ -408,9 +412,10 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn end_due(&self, run: RunId, ends: &[(DeadLetterId, DueEnd)]) -> Result<(), StoreError> {
+        let defects = (self.shared.has(Defect::LetsNoNextGo), self.shared.has(Defect::KeepsFollowersTaken));
         let end = |state: &mut State| {
             let now = state.now();
-            state.books.end_due(run, ends, now);
+            state.books.end_due(run, ends, now, defects);
         };
         self.book("ending replays", end).await
     }

@@ -139,6 +139,14 @@ pub enum Defect {
     RunsRowsEarly,
     /// A message that waits for a later try becomes a second row when it is put aside again.
     PutsAsideTwice,
+    /// A message that is put aside has its own time, whatever of its ordering key waits before it.
+    ParksBesideItsKey,
+    /// The end of a row lets none of its ordering key go.
+    LetsNoNextGo,
+    /// Those that were taken with a row that waits again stay taken, and the first of them leads.
+    KeepsFollowersTaken,
+    /// No unit is told that rows of ordering keys are not over.
+    DeniesThatAnythingWaits,
     /// All hash rules have one id.
     SharesHashRules,
     /// An attempt that is taken back stays counted.

@@ -81,7 +81,8 @@ impl Store for MemoryStore {
             lost: false,
             era: session.era,
         };
-        let unit = MemoryUnit { shared: Arc::clone(&self.shared), options, pending, began_as: id, ended: false };
+        let unit =
+            MemoryUnit { shared: Arc::clone(&self.shared), options, pending, began_as: id, ended: false, waits: false };
         self.shared.answered().await;
         Ok(unit)
     }

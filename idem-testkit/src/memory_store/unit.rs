@@ -8,9 +8,10 @@ use std::{
 
 use idem_core::{
     ErrorClass, StoreError, Tx,
+    message::OrderingKey,
     outbox::{AppendError, Appended, EventNumber, NewEvent},
     results::KeptResult,
-    store::{Claim, ClaimError, Claimed, CommitError, Recorded, UnitOfWork, UnitOptions, boxed},
+    store::{Ahead, Claim, ClaimError, Claimed, CommitError, Recorded, ScopeId, UnitOfWork, UnitOptions, boxed},
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -43,6 +44,8 @@ pub struct MemoryUnit {
     pub(super) began_as: UnitId,
     /// Whether the server has ended it in order, and not only lost its connection.
     pub(super) ended: bool,
+    /// Whether rows of any ordering key of the claimed scopes were not over when it claimed.
+    pub(super) waits: bool,
 }
 
 /// The result of a look at a key.
@@ -293,6 +296,8 @@ impl UnitOfWork<MemoryStore> for MemoryUnit {
         for claim in claims {
             answers.push(self.wait_for(doing, deadline, |unit| unit.look_at(claim)).await?);
         }
+        self.waits = !self.shared.has(Defect::DeniesThatAnythingWaits)
+            && self.shared.state().books.anything_waits(|scope| claims.iter().any(|claim| claim.scope == scope));
         self.shared.answered().await;
         if answer_lost {
             return Err(self.fail(doing, MemoryError::ConnectionLost).into());
@@ -321,6 +326,27 @@ impl UnitOfWork<MemoryStore> for MemoryUnit {
         };
         self.shared.answered().await;
         Ok(all)
+    }
+
+    fn anything_waits(&self) -> bool {
+        self.waits
+    }
+
+    async fn ahead(&mut self, keys: &[(ScopeId, OrderingKey)]) -> Result<Vec<Ahead>, StoreError> {
+        let doing = "asking what waits in an ordering key";
+        tokio::task::yield_now().await;
+        match self.shared.meet_in(Operation::Read, self.pending.era).await {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
+            Err(error) => return Err(self.fail(doing, error)),
+        }
+        let ahead = {
+            let state = self.shared.state();
+            let now = state.now();
+            keys.iter().map(|(scope, key)| state.books.ahead(*scope, key, now)).collect()
+        };
+        self.shared.answered().await;
+        Ok(ahead)
     }
 
     fn tx(&mut self) -> Tx<'_, MemoryStore> {

@@ -10,6 +10,7 @@
 
 mod deliver;
 mod guide;
+mod in_order;
 mod later;
 mod memory;
 #[cfg(feature = "failpoints")]

@@ -19,7 +19,7 @@ fn item(claim: Option<(i32, &str, u8)>) -> Item {
         hash_rule: HashRuleId(1),
         retention: Retention::Forever,
     });
-    Item { message: Message::new(""), claim }
+    Item { message: Message::new(""), claim, from_row: false }
 }
 
 fn folded(claims: &[Option<(i32, &str, u8)>]) -> Fold {

@@ -298,7 +298,7 @@ pub(super) async fn identify<S: Store, B: Source>(
         };
         let Rejected { message: back, key, failure } = rejected;
         if failure.class == ErrorClass::Permanent {
-            let mut job = Job::new(Item { message: back, claim: None }, from, assignment, permit);
+            let mut job = Job::new(Item { message: back, claim: None, from_row: false }, from, assignment, permit);
             job.dead = Some(Box::new(malformed(failure, key)));
             return Some(job);
         }
@@ -307,7 +307,7 @@ pub(super) async fn identify<S: Store, B: Source>(
             shared.fatal(WorkerError::Store(StoreError::Refused { problem: failure.text.clone(), cure }));
         }
         if shared.shutdown.is_cancelled() {
-            let job = Job::new(Item { message: back, claim: None }, from, assignment, permit);
+            let job = Job::new(Item { message: back, claim: None, from_row: false }, from, assignment, permit);
             shared.release(job, Duration::ZERO);
             return None;
         }

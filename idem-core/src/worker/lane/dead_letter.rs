@@ -39,7 +39,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.row_failed(id, job).await;
         }
         if let Some(after) = dead.after {
-            return self.put_aside(job, after).await;
+            self.put_aside(job, after).await;
+            return;
         }
         if dead.counts == Counts::Handler && self.breaker_holds(&job) {
             if bugs::planted(Bug::OpenBreakerRetries) {

@@ -132,7 +132,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         // Of a unit of several, no fact about a single message is known.
         let [job] = jobs else { return known };
         let waited_long = self.shared.has_waited_long(job, WaitCause::Database);
-        let later = if self.waits_alone(job) { self.shared.settings.retry.later.tries() } else { 0 };
+        let later = if self.may_wait(job) { self.shared.settings.retry.later.tries() } else { 0 };
         Known { attempt: job.attempt.number(), later, lost: job.lost, waited_long, ..known }
     }
 
@@ -197,7 +197,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn retry(&mut self, mut job: Job<B::Handle>, failure: &Failure) {
         let attempt = job.attempt.number();
         let long = failure.retry_after.filter(|wanted| *wanted > self.shared.settings.retry.max);
-        if let Some(after) = long.filter(|_| self.waits_alone(&job)) {
+        if let Some(after) = long.filter(|_| self.may_wait(&job)) {
             return self.try_later(job, failure.clone_text(), after).await;
         }
         tracing::debug!(
@@ -225,6 +225,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 | WaitCause::Bookkeeping
                 | WaitCause::Unkeepable
                 | WaitCause::DeadLetterQuota
+                | WaitCause::Behind
                 | WaitCause::Breaker => "a message waits for its bookkeeping",
             };
             tracing::warn!(
@@ -308,13 +309,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.hold(job, cause, wait).await;
     }
 
+    /// Whether the broker would take a message back before it has waited for so long.
+    pub(super) fn outlives(&self, job: &Job<B::Handle>, wait: Duration) -> bool {
+        self.shared.hold_max.is_some_and(|max| job.received_at.elapsed() + wait >= max)
+    }
+
     /// Holds a message and those behind it in its key, or gives them back where the broker would not wait that long.
     pub(super) async fn hold(&mut self, mut job: Job<B::Handle>, cause: WaitCause, wait: Duration) {
         if job.waiting.as_ref().is_none_or(|waiting| waiting.cause != cause) {
             job.waiting = Some(Box::new(self.shared.waits.begin(cause)));
         }
-        let outlives = self.shared.hold_max.is_some_and(|max| job.received_at.elapsed() + wait >= max);
-        if !outlives || job.is_row() {
+        if job.is_row() || !self.outlives(&job, wait) {
             return self.queue.hold(job, Instant::now() + wait);
         }
         let (key, turn) = (HoldKey::of(&job.item), job.turn);

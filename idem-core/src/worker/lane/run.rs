@@ -45,7 +45,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         end
     }
 
-    async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
+    pub(super) async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
         let (connection, found) = lookup::look_up(&shared.consumer, connection, self.number, jobs).await;
@@ -98,6 +98,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
             end @ (End::Held
+            | End::Behind(_)
             | End::NotBegun
             | End::Refused
             | End::NoWinner(_)
@@ -128,6 +129,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let (seen, error) = match end {
             End::Decided(_) | End::Isolate(_) | End::NotBegun | End::Refused => return self.returned.extend(jobs),
             End::Held => return self.run_alone(jobs, |_| true, false),
+            End::Behind(ahead) => return self.stand_behind(jobs, ahead).await,
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
                     let error = one_line::<S>(&error);
@@ -190,9 +192,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         // Taken before the attempt is counted, so that a message that waits for it is not charged.
         let shared = Arc::clone(&self.shared);
         // A message that costs its connection may cost all others', and messages beside it would be charged too (D42).
-        let may_kill = std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process
-            || self.probation > 0
-            || job.lost > 0;
+        let isolation = std::mem::replace(&mut job.isolation, Isolation::Unit);
+        let may_kill = isolation == Isolation::Process || self.probation > 0 || job.lost > 0;
         let alone = may_kill || shared.connections_are_scarce();
         let _alone_in_the_process = if alone { Some(shared.one_at_a_time.lock().await) } else { None };
         let mut attempted = None;
@@ -217,6 +218,10 @@ impl<S: Store, B: Source> Lane<S, B> {
             if !attempted.insert(begun).goes() {
                 end = End::NotBegun;
             }
+        }
+        if let End::Behind(_) = end {
+            // It did not run.
+            job.isolation = isolation;
         }
         match attempted {
             None => {}
@@ -250,6 +255,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Refused
             | End::Isolate(_)
             | End::Held
+            | End::Behind(_)
             | End::NoWinner(_)
             | End::Again(_)
             | End::Unknown { .. }
@@ -335,6 +341,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Refused
             | End::Isolate(_)
             | End::Held
+            | End::Behind(_)
             | End::NoWinner(_)
             | End::Unknown { .. }
             | End::Lost(_) => false,

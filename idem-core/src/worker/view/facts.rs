@@ -34,7 +34,7 @@ impl WorkerView {
                 WaitCause::KeyHeld => Condition::KeyHeld,
                 WaitCause::Database | WaitCause::Bookkeeping => Condition::DatabaseRefuses,
                 WaitCause::Publisher => Condition::Unpublished,
-                WaitCause::Retry | WaitCause::Broker | WaitCause::Breaker => return None,
+                WaitCause::Retry | WaitCause::Broker | WaitCause::Behind | WaitCause::Breaker => return None,
             })
         };
         facts.extend(

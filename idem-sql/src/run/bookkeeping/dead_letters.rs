@@ -109,9 +109,9 @@ async fn insert(
         message_type.as_deref().into(),
         message.record_key().map(|key| key.as_ref()).into(),
     ];
-    if after.is_none() {
-        parameters.push(message.ordering_key().map(OrderingKey::as_bytes).into());
-    }
+    // Only messages with one of their own wait for each other.
+    let ordering_key = if after.is_some() { message.own_ordering_key() } else { message.ordering_key() };
+    parameters.push(ordering_key.map(OrderingKey::as_bytes).into());
     parameters.push(identity.as_bytes().as_slice().into());
     parameters.push(fingerprint.as_str().into());
     if let Some(after) = after {
@@ -205,5 +205,6 @@ pub(super) fn due(row: &Row) -> Result<Due, StoreError> {
     }
     let (id, scope) = (DeadLetterId(row.get("id")?), ScopeId(row.get("consumer")?));
     let attempts = u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0);
-    Ok(Due { id, scope, message, key: key(row)?, attempts, was_taken: row.get("was_taken")? })
+    let (replayed, was_taken) = (row.get("replayed")?, row.get("was_taken")?);
+    Ok(Due { id, scope, message, key: key(row)?, attempts, replayed, was_taken })
 }

@@ -46,7 +46,7 @@ impl BookkeepingStatements {
             uncount_attempt: text(UNCOUNT_ATTEMPT),
             end_attempts: text(END_ATTEMPTS),
             insert_dead_letter: dead_letter(INSERT_DEAD_LETTER),
-            put_aside: text(PUT_ASIDE),
+            put_aside: due(&[PUT_ASIDE]),
             update_dead_letter: dead_letter(UPDATE_DEAD_LETTER),
             keep_payload: text(KEEP_PAYLOAD),
             dead_letter_bytes: text(&DEAD_LETTER_BYTES.replace("{file}", FILE_BYTES)),
@@ -57,8 +57,8 @@ impl BookkeepingStatements {
             any_due: due(&[ANY_DUE]),
             take_due: due(&[LEAD_ORPHANS, READ_CHOSEN, TAKE_CHOSEN]),
             renew_due: text(RENEW_DUE),
-            release_due: due(&[RELEASE_DUE, LEAD]),
-            end_due: due(&[END_DUE, LEAD]),
+            release_due: due(&[RELEASE_DUE, LEAD_NEXT]),
+            end_due: due(&[END_DUE, LEAD_NEXT]),
             read_control: text(READ_CONTROL),
             report: text(&[REPORT, &READ_CONTROL.replace("?2", "?5")].concat()),
             standing: text(STANDING),
@@ -161,19 +161,26 @@ UPDATE "{schema}_message_attempts" SET attempts = 0
 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND NOT EXISTS ({waiting});
 {waiting}"#;
 
-/// Returns the row that it writes, else the one that stands for it.
+/// Returns the row that it writes, else the one that stands for it. A dead letter that waits again may be before the head of its ordering key.
 const PUT_ASIDE: &str = r#"
 INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
-    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, identity, fingerprint, first_at,
-    last_at, state, due_at)
-SELECT ?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?20, ?20, 1, ?20 + min(max(?19, 0), 129600000000)
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, ordering_key, identity, fingerprint,
+    first_at, last_at, state, due_at)
+SELECT ?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?21, ?21,
+    1 + EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE consumer = ?1 AND ordering_key = ?17 AND state <> 0 AND ordering_key IS NOT NULL),
+    ?21 + min(max(?20, 0), 129600000000)
 WHERE NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND state <> 0)
-ON CONFLICT (consumer, identity) DO UPDATE SET state = 1, due_at = excluded.due_at, due_by = NULL, reason = excluded.reason,
+ON CONFLICT (consumer, identity) DO UPDATE SET state = excluded.state, ordering_key = excluded.ordering_key, due_at = excluded.due_at,
+    due_by = NULL, reason = excluded.reason,
     attempts = excluded.attempts, error = excluded.error, fingerprint = excluded.fingerprint, last_at = excluded.last_at, replayed_at = NULL,
     replay_outcome = NULL, payload = ifnull(payload, excluded.payload), payload_bytes = excluded.payload_bytes,
     copies = copies + (excluded.origin NOT IN (origin, last_origin)),
     last_origin = iif(excluded.origin = origin, last_origin, excluded.origin)
-WHERE state = 0 AND ordering_key IS NULL RETURNING id, 1 AS is_written;
+WHERE state = 0 RETURNING id, 1 AS is_written;
+UPDATE "{schema}_dead_letters" AS d SET state = iif(d.id = {first}, 1, 2)
+WHERE d.state <> 0 AND d.state <> iif(d.id = {first}, 1, 2) AND d.id IN (
+    SELECT f.id FROM "{schema}_dead_letters" AS f WHERE f.consumer = ?1 AND f.ordering_key = ?17 AND f.state <> 0
+        AND f.ordering_key IS NOT NULL ORDER BY f.taken_at IS NULL, f.id LIMIT 2);
 SELECT id, 0 AS is_written FROM "{schema}_dead_letters"
 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5 AND state <> 0 ORDER BY id LIMIT 1"#;
 
@@ -209,7 +216,7 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#;
 
 /// The head of the ordering key of `d`: of the rows that run, else of all, the one with the lowest id.
 const FIRST: &str = r#"(SELECT f.id FROM "{schema}_dead_letters" AS f
-    WHERE f.consumer = d.consumer AND f.ordering_key = d.ordering_key AND f.state <> 0 ORDER BY f.taken_at IS NULL, f.id LIMIT 1)"#;
+    WHERE f.consumer = d.consumer AND f.ordering_key = d.ordering_key AND f.state <> 0 AND f.ordering_key IS NOT NULL ORDER BY f.taken_at IS NULL, f.id LIMIT 1)"#;
 
 /// Of the ordering keys of these ids the first row is the head, and no other.
 const LEAD: &str = r#"
@@ -217,6 +224,11 @@ UPDATE "{schema}_dead_letters" AS d SET state = iif(d.id = {first}, 1, 2)
 WHERE d.state <> 0 AND d.ordering_key IS NOT NULL AND d.state <> iif(d.id = {first}, 1, 2) AND (d.consumer, d.ordering_key) IN (
     SELECT k.consumer, k.ordering_key FROM "{schema}_dead_letters" AS k
     WHERE k.id IN (SELECT value FROM json_each(?1)) AND k.ordering_key IS NOT NULL)"#;
+
+/// Of the ordering keys of these ids the first row is a head. No other one is.
+const LEAD_NEXT: &str = r#"
+UPDATE "{schema}_dead_letters" SET state = 1 WHERE state <> 0 AND state = 2 AND id IN (
+    SELECT {first} FROM "{schema}_dead_letters" AS d WHERE d.id IN (SELECT value FROM json_each(?1)) AND d.ordering_key IS NOT NULL)"#;
 
 /// Whether a row may be taken: `{now}` and `{lease}` are parameters.
 const FREE: &str =
@@ -263,7 +275,7 @@ WITH heads AS (
 const READ_CHOSEN: &str = r#"
 {chosen}
 SELECT d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers, d.message_id, d.message_type, d.record_key,
-    d.ordering_key, iif(d.due_by IS NULL, d.attempts, 0) AS attempts, d.taken_at IS NOT NULL AS was_taken
+    d.ordering_key, iif(d.due_by IS NULL, d.attempts, 0) AS attempts, d.due_by IS NOT NULL AS replayed, d.taken_at IS NOT NULL AS was_taken
 FROM measured AS m JOIN "{schema}_dead_letters" AS d ON d.id = m.id WHERE m.bytes_before < ?4 ORDER BY m.step, m.due_at, m.head"#;
 
 const TAKE_CHOSEN: &str = r#"
@@ -292,7 +304,11 @@ UPDATE "{schema}_dead_letters" AS d SET taken_at = NULL, taken_by = NULL,
     attempts = iif({replayed} OR e.made = 0, d.attempts, e.made),
     fingerprint = iif({replayed} OR e.fingerprint = '', d.fingerprint, e.fingerprint), last_at = iif({replayed}, d.last_at, ?9)
 FROM ({ends}) AS e
-WHERE d.id = e.id AND d.state <> 0 AND d.taken_at IS NOT NULL AND (d.taken_by = ?3 OR e.outcome IN ('processed', 'duplicate'))"#;
+WHERE d.id = e.id AND d.state <> 0 AND d.taken_at IS NOT NULL AND (d.taken_by = ?3 OR e.outcome IN ('processed', 'duplicate'));
+UPDATE "{schema}_dead_letters" SET taken_at = NULL, taken_by = NULL
+WHERE state <> 0 AND ordering_key IS NOT NULL AND taken_by = ?3 AND (consumer, ordering_key, taken_at IS NULL) IN (
+    SELECT d.consumer, d.ordering_key, 0 FROM ({ends}) AS e JOIN "{schema}_dead_letters" AS d ON d.id = e.id
+    WHERE e.after >= 0 AND d.state <> 0 AND d.taken_at IS NULL AND d.ordering_key IS NOT NULL)"#;
 
 /// Whether a row that ends was replayed for an operator, and stays what it was.
 const REPLAYED: &str = "e.after < 0 AND d.due_by IS NOT NULL";

@@ -89,10 +89,10 @@ SELECT
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
-                'keep_payload(bigint, bytea)', 'due_now(bigint[], text)', 'any_due(text, bigint)',
+                'rows_ahead(integer[], bytea[])', 'keep_payload(bigint, bytea)', 'due_now(bigint[], text)', 'any_due(text, bigint)',
                 'take_due(text, integer, bigint, bigint, bigint)', 'renew_due(bigint[], integer)', 'release_due(bigint[], integer)',
                 'put_aside(integer, text, uuid, text, bytea, integer, text, integer, text, bytea, bigint, boolean, json, text, '
-                    'text, bytea, bytea, text, bigint)',
+                    'text, bytea, bytea, bytea, text, bigint)',
                 'end_due(bigint[], text[], integer, bigint[], text[], bigint[], text[], text[])',
                 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
                 'lease_destination(integer, text, bigint, bigint, text, bigint, boolean)', 'release_destination(integer, text)',

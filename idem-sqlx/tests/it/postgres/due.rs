@@ -60,12 +60,23 @@ async fn a_look_for_what_is_due_reads_by_the_index() {
         assert!(waiting <= 60, "{waiting} pages where twenty thousand rows wait for their time: {look}");
     }
     let put_aside = "SELECT * FROM put_aside(1, 'q', key_id('k'), 'k', sha256('p'), NULL, 'deadline', 5, '', 'p', 1, true, NULL, NULL, NULL,
-        NULL, sha256('i'), 'f1-0123456789abcdef', 1000000)";
-    for _ in 0..2 {
-        let put = buffers(&mut connection, put_aside).await;
-        assert!(put <= 100, "{put} pages to put one aside");
+        NULL, NULL, sha256('i'), 'f1-0123456789abcdef', 1000000)";
+    let behind = put_aside.replace("NULL, NULL, sha256('i')", "NULL, 'o50001', sha256('j')").replace("'k'", "'l'");
+    for put in [put_aside, put_aside, &behind, &behind] {
+        let pages = buffers(&mut connection, put).await;
+        assert!(pages <= 120, "{pages} pages to put one aside: {put}");
     }
-    fixture.run("DELETE FROM dead_letters WHERE idempotency_key = 'k'").await;
+    assert_eq!(
+        fixture.text("SELECT state FROM dead_letters WHERE idempotency_key = 'l'").await,
+        "2",
+        "it is behind one"
+    );
+    let ahead = "SELECT rows_ahead(array_agg(1), array_agg(convert_to('o' || n, 'UTF8'))) FROM generate_series(50001, 50100) AS n";
+    let asked = buffers(&mut connection, ahead).await;
+    assert!(asked <= 400 + 60, "{asked} pages to see what is ahead of a hundred messages");
+    let own = "SELECT sum(x) FROM unnest(rows_ahead(ARRAY[1, 1, 3], ARRAY['o50001', 'o1', 'o50001']::bytea[])) AS x";
+    assert_eq!(fixture.text(own).await, "2", "it waits, and is ahead in its own consumer alone");
+    fixture.run("DELETE FROM dead_letters WHERE idempotency_key IN ('k', 'l')").await;
     fixture.run(fill(1, 1, 2_000, 1, true)).await;
     for look in [any, &take(100)] {
         let in_hand = buffers(&mut connection, look).await;
@@ -161,7 +172,7 @@ async fn s57_what_is_put_aside_replaces_no_payload() {
     let put = |key: &str, payload: &str| {
         format!(
             "SELECT count(id) FROM put_aside(1, 'forged', key_id('{key}'), '{key}', sha256('real'), NULL, 'deadline', 2, '', '{payload}', 6,
-                true, NULL, NULL, NULL, NULL, sha256('{key}'), 'f1-0000000000000000', 9000000000000000)"
+                true, NULL, NULL, NULL, NULL, NULL, sha256('{key}'), 'f1-0000000000000000', 9000000000000000)"
         )
     };
     for (key, payload, rows) in

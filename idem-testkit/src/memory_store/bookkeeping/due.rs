@@ -9,7 +9,7 @@ use idem_core::{
     Bytes, ConsumerName,
     dead_letter::{DUE_LEASE, DeadLetter, DeadLetterId, Due, DueEnd, DueFailure, DueRoom, PutAside},
     message::OrderingKey,
-    store::{RunId, ScopeId},
+    store::{Ahead, RunId, ScopeId},
 };
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
 type Sequence = (ScopeId, OrderingKey);
 
 impl DeadLetterRow {
-    fn sequence(&self) -> Option<Sequence> {
+    pub(super) fn sequence(&self) -> Option<Sequence> {
         self.message.ordering_key().map(|key| (self.scope, key.clone()))
     }
 
@@ -76,7 +76,7 @@ impl Books {
     }
 
     /// The first row of each of these ordering keys is its head, and no other.
-    fn lead(&mut self, sequences: &BTreeSet<Sequence>) {
+    pub(super) fn lead(&mut self, sequences: &BTreeSet<Sequence>) {
         for sequence in sequences {
             let rows = || self.dead_letters.iter().filter(|row| row.sequence().as_ref() == Some(sequence));
             let waiting = rows().filter(|row| row.state != RowState::Over);
@@ -144,9 +144,29 @@ impl Books {
             let was_taken = row.taken.replace((now, run)).is_some();
             let (scope, message, key) = (row.scope, row.message.clone(), row.seen.key.clone());
             let attempts = if row.waits { row.seen.attempts } else { 0 };
-            taken.push(Due { id, scope, message, key, attempts, was_taken });
+            let replayed = !row.waits;
+            taken.push(Due { id, scope, message, key, attempts, replayed, was_taken });
         }
         taken
+    }
+
+    /// The rows of an ordering key that are not over.
+    pub(in super::super) fn ahead(&self, scope: ScopeId, key: &OrderingKey, now: SystemTime) -> Ahead {
+        let is_its = |row: &&DeadLetterRow| {
+            row.state != RowState::Over && row.scope == scope && row.message.ordering_key() == Some(key)
+        };
+        let first = self.dead_letters.iter().filter(is_its).min_by_key(|row| (row.taken.is_none(), row.seen.id));
+        match first {
+            None => Ahead::Nothing,
+            Some(row) if row.taken.is_some() || row.since().is_some_and(|at| at <= now) => Ahead::Runs,
+            Some(_) => Ahead::Waits,
+        }
+    }
+
+    /// Whether rows of any ordering key of these scopes are not over.
+    pub(in super::super) fn anything_waits(&self, of: impl Fn(ScopeId) -> bool) -> bool {
+        let waits = |row: &DeadLetterRow| row.state != RowState::Over && row.message.ordering_key().is_some();
+        self.dead_letters.iter().any(|row| waits(row) && of(row.scope))
     }
 
     /// The row of this message that is not over.
@@ -160,16 +180,31 @@ impl Books {
 
     /// Keeps a message as a row until a time, unless a row of it is not over.
     /// `twice` writes another one all the same: a defect.
-    pub(super) fn put_aside(&mut self, letter: &DeadLetter, now: SystemTime, after: Duration, twice: bool) -> PutAside {
+    /// `alone` lets none of its ordering key wait before it: another one.
+    pub(super) fn put_aside(
+        &mut self,
+        letter: &DeadLetter,
+        now: SystemTime,
+        after: Duration,
+        (twice, alone): (bool, bool),
+    ) -> PutAside {
         if let Some(row) = self.not_over(letter).filter(|_| !twice) {
             return PutAside::Known(row.seen.id);
         }
         let folding = if twice { Folding::Never } else { Folding::ByIdentity };
         let id = self.store_dead_letter(letter, now, folding).id;
+        let own = letter.message.own_ordering_key().cloned();
+        let mut sequences = BTreeSet::new();
         if let Some(row) = self.find(id) {
+            row.message = match own {
+                Some(key) => row.message.clone().with_ordering_key(key),
+                None => row.message.clone().without_ordering_key(),
+            };
             (row.state, row.waits) = (RowState::Due(now + after), true);
             row.seen.replayed = None;
+            sequences.extend(row.sequence().filter(|_| !alone));
         }
+        self.lead(&sequences);
         PutAside::Written(id)
     }
 
@@ -193,8 +228,15 @@ impl Books {
     }
 
     /// A row that has ended stays as it ended: a worker that was thought dead may come late.
-    pub(super) fn end_due(&mut self, run: RunId, ends: &[(DeadLetterId, DueEnd)], now: SystemTime) {
-        let mut sequences = BTreeSet::new();
+    /// `stuck` lets no next row go, and `taken` gives none back that was taken with one that waits again: defects.
+    pub(super) fn end_due(
+        &mut self,
+        run: RunId,
+        ends: &[(DeadLetterId, DueEnd)],
+        now: SystemTime,
+        (stuck, taken): (bool, bool),
+    ) {
+        let (mut sequences, mut again_in) = (BTreeSet::new(), BTreeSet::new());
         for (id, end) in ends {
             let counts = |row: &&mut DeadLetterRow| match end {
                 DueEnd::Processed | DueEnd::Duplicate => row.taken.is_some(),
@@ -202,6 +244,7 @@ impl Books {
             };
             let Some(row) = self.find(*id).filter(counts) else { continue };
             sequences.extend(row.sequence());
+            again_in.extend(row.sequence().filter(|_| matches!(end, DueEnd::Again { .. })));
             row.taken = None;
             let waited = std::mem::take(&mut row.waits);
             let again = match end {
@@ -225,6 +268,12 @@ impl Books {
                 }
             }
         }
-        self.lead(&sequences);
+        let behind = |row: &&mut DeadLetterRow| {
+            !taken && row.is_of(run) && row.sequence().is_some_and(|sequence| again_in.contains(&sequence))
+        };
+        self.dead_letters.iter_mut().filter(behind).for_each(|row| row.taken = None);
+        if !stuck {
+            self.lead(&sequences);
+        }
     }
 }

@@ -120,9 +120,9 @@ pub enum Bug {
     LaterTriesOpenTheBreaker,
     /// Each later try is the first attempt, so that a message that always fails has no end.
     LaterTriesStartOver,
-    /// A message runs although one before it in its ordering key waits for a later try (Q13).
+    /// A message runs although one before it in its ordering key waits for a later try (C26).
     SkipsTheParkedCheck,
-    /// A row that waits again does not keep those waiting that were taken with it (Q23).
+    /// A row that waits again does not keep those waiting that were taken with it (C27).
     RunsFollowersOfARowThatFailed,
 }
 

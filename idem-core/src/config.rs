@@ -7,7 +7,7 @@ pub use crate::{
     retry::{Later, RetryPolicy},
 };
 
-use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention};
+use crate::{cleanup::CleanupSettings, config_error::ConfigError, names::Retention, span::Exactly};
 
 /// A handler's effects beside the writes through its transaction. There is no default: only the handler's author knows,
 /// and batches are safe only for the first kind. They are the consumer's, and [`Router::on_with`](crate::Router::on_with) sets others for
@@ -342,7 +342,8 @@ impl WorkerSettings {
         {
             // A message that waits is not handled yet, and a copy of it may come until its record is gone.
             let rule = "the delays together must be at most half of the retention";
-            return Err(ConfigError::new("retry.later", format!("{later:?}"), rule));
+            let delays: Vec<String> = later.iter().map(|delay| Exactly(*delay).to_string()).collect();
+            return Err(ConfigError::new("retry.later", delays.join(","), rule));
         }
         for delay in later {
             span(

@@ -85,7 +85,7 @@ async fn delays_of_later_tries_are_refused_with_their_bounds() {
         ("--retry-later 1ms", "--retry-later is 1ms, but each delay must be from 1 s to 24 hours"),
         (
             "--retry-later 1h,2h --retention 5h",
-            "--retry-later is [3600s, 7200s], but the delays together must be at most half of the retention",
+            "--retry-later is 1h,2h, but the delays together must be at most half of the retention",
         ),
     ] {
         let place = Place::new().await;

@@ -258,6 +258,30 @@ async fn without_a_worker_a_message_whose_key_waits_is_busy() {
     running.stop().await;
 }
 
+/// While the rows of a key run, its new messages are held: a key that always has some is not put behind itself for as long as they come.
+#[tokio::test]
+async fn a_busy_key_leaves_its_rows_behind() {
+    let running = Running::new(Kind::Each(Order::ByKey));
+    running.publish(&["a1!", "a2", "a3"]).await;
+    running.mend();
+    running.store.advance(DELAYS[0] * 2);
+    for number in 4..300 {
+        let message = Message::new(number.to_string())
+            .with_header("idempotencykey", format!("a{number}"))
+            .with_ordering_key(OrderingKey::new("a"));
+        running.queue.publish(message).unwrap();
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    running.publish(&[]).await;
+    let expected: Vec<String> = (1..300).map(|number| number.to_string()).collect();
+    assert_eq!(running.effects("a"), expected.join(" "));
+    running.mended.store(false, Ordering::SeqCst);
+    running.publish(&["b1!"]).await;
+    let rows = running.store.kept_dead_letters().iter().map(|kept| kept.row.id.0).max().unwrap_or_default() - 1;
+    assert!(rows < 100, "{rows} of 300 messages became rows");
+    running.stop().await;
+}
+
 /// The checks above find the bugs that they are for.
 #[cfg(idem_bugs)]
 mod planted {

@@ -25,6 +25,7 @@ mod inbox;
 #[path = "../shared/input.rs"]
 mod input;
 mod large;
+mod later;
 #[path = "../../../idem-service/tests/it/looks.rs"]
 mod looks;
 mod outages;

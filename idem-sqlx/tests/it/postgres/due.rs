@@ -1,5 +1,7 @@
 //! Rows that are due: what a look reads, whose rows a login may end, and rows that were deleted by hand.
 
+use std::time::Duration;
+
 use idem_core::{
     ConsumerName, Store as _,
     dead_letter::{DueEnd, DueRoom},
@@ -186,4 +188,42 @@ async fn s57_what_is_put_aside_replaces_no_payload() {
     assert_eq!(fixture.text(rows).await, "kept real 1 2 t, large real 1 2 t");
     drop(thief);
     give_up(fixture, &["idem_worker"]).await;
+}
+
+/// A follower is put behind a head that ends before the follower is committed. Answers the follower's state then: 1 where it may run.
+async fn state_after_a_race(fixture: &Fixture) -> String {
+    consumers(fixture).await;
+    // Another key has a head, so that nothing looks for rows without one.
+    let elsewhere = fill(1, 2, 1, 1, false).replace("now() END", "now() + interval '1 day' END");
+    fixture.run(format!("{}; {elsewhere}", fill(1, 1, 1, 1, true).replace("now(), 1,", "now(), 7,"))).await;
+    let mut putting = fixture.connect().await;
+    sqlx::raw_sql(
+        "BEGIN; SELECT FROM put_aside(1, 'q', key_id('k'), 'k', sha256('p'), NULL, 'behind', 0, '', 'p', 1, true, NULL, NULL, NULL, NULL,
+            'o1', sha256('i'), 'f1-0123456789abcdef', 0)",
+    )
+    .execute(&mut putting)
+    .await
+    .unwrap();
+    let mut ending = fixture.connect().await;
+    let ended = tokio::spawn(async move {
+        let end = "SELECT end_due(ARRAY(SELECT id FROM dead_letters WHERE taken_by = 7), ARRAY['processed'], 7, ARRAY[-1], ARRAY[''],
+            ARRAY[0], ARRAY[''], ARRAY[''])";
+        sqlx::raw_sql(end).execute(&mut ending).await.unwrap();
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    sqlx::raw_sql("COMMIT").execute(&mut putting).await.unwrap();
+    ended.await.unwrap();
+    fixture.text("SELECT state FROM dead_letters WHERE idempotency_key = 'k'").await
+}
+
+/// C28: who is ahead is found, and let go, under one lock: without it a follower waits behind nothing, forever.
+#[tokio::test]
+async fn c28_a_follower_and_the_end_of_its_head_take_turns() {
+    let fixture = Fixture::new().await;
+    assert_eq!(state_after_a_race(&fixture).await, "1");
+    fixture.drop().await;
+    let fixture = Fixture::new().await;
+    fixture.run("CREATE OR REPLACE FUNCTION lock_due(scopes int[]) RETURNS void LANGUAGE sql AS 'SELECT'").await;
+    assert_eq!(state_after_a_race(&fixture).await, "2", "this test sees a missing lock");
+    fixture.drop().await;
 }

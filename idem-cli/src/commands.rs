@@ -22,9 +22,13 @@ pub(crate) mod stuck;
 mod workers;
 
 use crate::{
-    command_line::{Command, CommandLine, Consumers},
+    command_line::{
+        Clean, Command, CommandLine, Consumers, DeadLetters, Doctor, Erase, Forget, Forgotten, Migrate, Outbox,
+        Retention, Show, Target, shared::Limit,
+    },
     database::Database,
     exit::Failure,
+    operators::{Operators, serve},
     report::Report,
     sqlite,
 };
@@ -32,29 +36,77 @@ use crate::{
 /// Runs the command.
 pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
     let target = &line.target;
-    let needs_database = !matches!(line.command, Command::Completions { .. } | Command::New(_));
-    if needs_database && sqlite::is_meant(target) {
-        return sqlite::run(target, line.command).await;
-    }
     match line.command {
         Command::New(new) => new::run(&new),
         Command::Completions { shell } => Ok(completions::run(shell)),
-        Command::Migrate(command) => migrate::run(target, command).await,
-        Command::Cleanup(clean) => cleanup::run(target, &clean).await,
-        Command::Doctor(doctor) => doctor::run(target, &doctor).await,
-        Command::Consumers(command) => consumers::run(target, command).await,
-        Command::Pause(because) => consumers::run(target, Consumers::Pause(because)).await,
-        Command::Resume { consumer } => consumers::run(target, Consumers::Resume { consumer }).await,
-        Command::Show(show) => show::run(Database::open(target).await?, &show).await,
-        Command::Forget(forget) => forget::run(Database::open(target).await?, &forget).await,
-        Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,
-        Command::Erase(erase) => erase::run(Database::open(target).await?, &erase).await,
-        Command::DeadLetters(command) => dead_letters::run(Database::open(target).await?, command).await,
-        Command::Waiting(asked) => dead_letters::run(Database::open(target).await?, asked.list()).await,
-        Command::Outbox(command) => outbox::run(target, command).await,
-        Command::Stats => stats::run(Database::open(target).await?).await,
-        Command::Workers(limit) => workers::run(Database::open(target).await?, &limit).await,
-        Command::Retention(command) => retention::run(Database::open(target).await?, command).await,
-        Command::Stuck(limit) => stuck::run(target, &limit).await,
+        command if sqlite::is_meant(target) => serve(&sqlite::Sqlite(target), command).await,
+        command => serve(&Postgres(target), command).await,
+    }
+}
+
+/// PostgreSQL, which every verb is for.
+struct Postgres<'t>(&'t Target);
+
+impl Postgres<'_> {
+    async fn open(&self) -> Result<Database, Failure> {
+        Database::open(self.0).await
+    }
+}
+
+impl Operators for Postgres<'_> {
+    async fn migrate(&self, command: Migrate) -> Result<Report, Failure> {
+        migrate::run(self.0, command).await
+    }
+
+    async fn doctor(&self, asked: &Doctor) -> Result<Report, Failure> {
+        doctor::run(self.0, asked).await
+    }
+
+    async fn consumers(&self, command: Consumers) -> Result<Report, Failure> {
+        consumers::run(self.0, command).await
+    }
+
+    async fn show(&self, asked: &Show) -> Result<Report, Failure> {
+        show::run(self.open().await?, asked).await
+    }
+
+    async fn forget(&self, asked: &Forget) -> Result<Report, Failure> {
+        forget::run(self.open().await?, asked).await
+    }
+
+    async fn erase(&self, asked: &Erase) -> Result<Report, Failure> {
+        erase::run(self.open().await?, asked).await
+    }
+
+    async fn dead_letters(&self, command: DeadLetters) -> Result<Report, Failure> {
+        dead_letters::run(self.open().await?, command).await
+    }
+
+    async fn forgotten(&self, command: Forgotten) -> Result<Report, Failure> {
+        forgotten::run(self.open().await?, command).await
+    }
+
+    async fn outbox(&self, command: Outbox) -> Result<Report, Failure> {
+        outbox::run(self.0, command).await
+    }
+
+    async fn cleanup(&self, asked: &Clean) -> Result<Report, Failure> {
+        cleanup::run(self.0, asked).await
+    }
+
+    async fn retention(&self, command: Retention) -> Result<Report, Failure> {
+        retention::run(self.open().await?, command).await
+    }
+
+    async fn stats(&self) -> Result<Report, Failure> {
+        stats::run(self.open().await?).await
+    }
+
+    async fn workers(&self, limit: &Limit) -> Result<Report, Failure> {
+        workers::run(self.open().await?, limit).await
+    }
+
+    async fn stuck(&self, limit: &Limit) -> Result<Report, Failure> {
+        stuck::run(self.0, limit).await
     }
 }

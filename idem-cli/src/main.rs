@@ -8,6 +8,7 @@ mod commands;
 mod confirm;
 mod database;
 mod exit;
+mod operators;
 mod report;
 mod spans;
 mod sqlite;

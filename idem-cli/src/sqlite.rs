@@ -10,15 +10,19 @@ mod retention;
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
+use idem_core::{Store as _, store::Bookkeeping as _};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
 use crate::{
-    command_line::{Clean, Command, Consumers, Doctor, Migrate, Outbox, Target},
+    command_line::{
+        Clean, Consumers, DeadLetters, Doctor, Erase, Forget, Forgotten, Migrate, Outbox, Retention, Show, Target,
+        shared::Limit,
+    },
     commands::{self, cleanup, services},
     exit::{Exit, Failure},
-    report::{Report, Row},
+    operators::{Operators, unusable},
+    report::Report,
 };
 
 /// Whether the database is a file of SQLite's.
@@ -26,42 +30,96 @@ pub(crate) fn is_meant(target: &Target) -> bool {
     target.database_url.as_deref().is_some_and(|url| url.starts_with("sqlite:"))
 }
 
-pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Failure> {
-    let options: SqliteOptions = target.database_url.as_deref().unwrap_or_default().parse()?;
-    let options = options.schema(target.schema.clone());
-    if let Command::Migrate(Migrate::Up) = command {
-        return up(&SqliteStore::connect(options).await?).await;
+/// A file, for every verb whose statements are no client's own.
+pub(crate) struct Sqlite<'t>(pub(crate) &'t Target);
+
+impl Sqlite<'_> {
+    fn options(&self) -> Result<SqliteOptions, Failure> {
+        let options: SqliteOptions = self.0.database_url.as_deref().unwrap_or_default().parse()?;
+        Ok(options.schema(self.0.schema.clone()))
     }
-    // A mistyped name must not make a file.
-    let store = Arc::new(SqliteStore::connect(options.create_if_missing(false)).await?);
-    match command {
-        Command::Cleanup(clean) if !clean.print_sql => clean_up(&store, &clean).await,
-        Command::Doctor(asked) => doctor(&store, target, &asked).await,
-        Command::Show(show) => keys::show(File::open(target).await?, &show).await,
-        Command::Forget(forget) => keys::forget(File::open(target).await?, &forget).await,
-        Command::Erase(erase) => keys::erase(File::open(target).await?, &erase).await,
-        Command::Forgotten(command) => forgotten::run(File::open(target).await?, command).await,
-        Command::Retention(command) => retention::run(File::open(target).await?, command).await,
-        Command::Stats => consumers::stats(File::open(target).await?).await,
-        Command::Workers(limit) => consumers::workers(File::open(target).await?, &limit).await,
-        Command::Stuck(limit) => {
-            let mut file = File::open(target).await?;
-            let standing = consumers::standing(&store, &mut file, target).await?;
-            consumers::stuck(&standing, file, &limit).await
+
+    /// A mistyped name must not make a file.
+    async fn store(&self) -> Result<Arc<SqliteStore>, Failure> {
+        Ok(Arc::new(SqliteStore::connect(self.options()?.create_if_missing(false)).await?))
+    }
+
+    async fn open(&self) -> Result<File, Failure> {
+        self.store().await?;
+        File::open(self.0).await
+    }
+}
+
+impl Operators for Sqlite<'_> {
+    async fn migrate(&self, command: Migrate) -> Result<Report, Failure> {
+        match command {
+            Migrate::Up => up(&SqliteStore::connect(self.options()?).await?).await,
+            Migrate::Down(_) | Migrate::Status | Migrate::Print { .. } => Err(only_on_postgres("migrate")),
         }
-        Command::Consumers(command) => consumers::run(&store, target, command).await,
-        Command::Pause(because) => consumers::run(&store, target, Consumers::Pause(because)).await,
-        Command::Resume { consumer } => consumers::run(&store, target, Consumers::Resume { consumer }).await,
-        Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
-        Command::Waiting(asked) => dead_letters::run(File::open(target).await?, asked.list()).await,
-        Command::Outbox(Outbox::List { destination, state, limit }) => {
-            let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
-            commands::outbox::list(&*outbox, File::open(target).await?, destination.as_deref(), state, &limit).await
+    }
+
+    async fn doctor(&self, asked: &Doctor) -> Result<Report, Failure> {
+        doctor(&self.store().await?, self.0, asked).await
+    }
+
+    async fn consumers(&self, command: Consumers) -> Result<Report, Failure> {
+        consumers::run(&*self.store().await?, self.0, command).await
+    }
+
+    async fn show(&self, asked: &Show) -> Result<Report, Failure> {
+        keys::show(self.open().await?, asked).await
+    }
+
+    async fn forget(&self, asked: &Forget) -> Result<Report, Failure> {
+        keys::forget(self.open().await?, asked).await
+    }
+
+    async fn erase(&self, asked: &Erase) -> Result<Report, Failure> {
+        keys::erase(self.open().await?, asked).await
+    }
+
+    async fn dead_letters(&self, command: DeadLetters) -> Result<Report, Failure> {
+        dead_letters::run(self.open().await?, command).await
+    }
+
+    async fn forgotten(&self, command: Forgotten) -> Result<Report, Failure> {
+        forgotten::run(self.open().await?, command).await
+    }
+
+    async fn outbox(&self, command: Outbox) -> Result<Report, Failure> {
+        let (store, file) = (self.store().await?, File::open(self.0).await?);
+        match command {
+            Outbox::List { destination, state, limit } => {
+                let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
+                commands::outbox::list(&*outbox, file, destination.as_deref(), state, &limit).await
+            }
+            command => commands::outbox::run_on(file, command).await,
         }
-        Command::Outbox(command) => commands::outbox::run_on(File::open(target).await?, command).await,
-        other @ (Command::Migrate(_) | Command::Cleanup(_) | Command::Completions { .. } | Command::New(_)) => {
-            Err(only_on_postgres(other.name()))
+    }
+
+    async fn cleanup(&self, asked: &Clean) -> Result<Report, Failure> {
+        if asked.print_sql {
+            return Err(only_on_postgres("cleanup"));
         }
+        clean_up(&self.store().await?, asked).await
+    }
+
+    async fn retention(&self, command: Retention) -> Result<Report, Failure> {
+        retention::run(self.open().await?, command).await
+    }
+
+    async fn stats(&self) -> Result<Report, Failure> {
+        consumers::stats(self.open().await?).await
+    }
+
+    async fn workers(&self, limit: &Limit) -> Result<Report, Failure> {
+        consumers::workers(self.open().await?, limit).await
+    }
+
+    async fn stuck(&self, limit: &Limit) -> Result<Report, Failure> {
+        let (store, mut file) = (self.store().await?, File::open(self.0).await?);
+        let standing = consumers::standing(&store, &mut file, self.0).await?;
+        consumers::stuck(&standing, file, limit).await
     }
 }
 
@@ -136,10 +194,6 @@ async fn doctor(store: &Arc<SqliteStore>, target: &Target, asked: &Doctor) -> Re
             let report = services(Report::new().table("findings", findings.into_iter().collect()));
             Ok(report.exit(if is_grave { Exit::Found } else { Exit::Done }))
         }
-        Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
-            let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
-            Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found))
-        }
-        Err(error) => Err(error.into()),
+        Err(error) => unusable(error),
     }
 }

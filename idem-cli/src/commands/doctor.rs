@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
+use idem_core::{Store as _, store::Bookkeeping as _};
 use idem_sql::RECORD_BYTES;
 
 use crate::{
@@ -13,7 +13,8 @@ use crate::{
     },
     database::{self, Bind, Database},
     exit::{Exit, Failure},
-    report::{Report, Row, Table},
+    operators::unusable,
+    report::{Report, Table},
 };
 
 const FINDINGS: &str = include_str!("doctor.sql");
@@ -75,11 +76,7 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
                 None => findings,
             }
         }
-        Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
-            let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
-            return Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found));
-        }
-        Err(error) => return Err(error.into()),
+        Err(error) => return unusable(error),
     };
     let facts = database.table(services::FACTS, &[]).await?;
     let standing = consumers::standing(&mut database, target).await?;

@@ -21,6 +21,8 @@ mod stats;
 pub(crate) mod stuck;
 mod workers;
 
+#[cfg(feature = "dynamodb")]
+use crate::dynamodb;
 use crate::{
     command_line::{
         Clean, Command, CommandLine, Consumers, DeadLetters, Doctor, Erase, Forget, Forgotten, Migrate, Outbox,
@@ -40,8 +42,18 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::New(new) => new::run(&new),
         Command::Completions { shell } => Ok(completions::run(shell)),
         command if sqlite::is_meant(target) => serve(&sqlite::Sqlite(target), command).await,
+        #[cfg(feature = "dynamodb")]
+        command if is_on_dynamodb(target) => serve(&dynamodb::Dynamo::open(target).await?, command).await,
+        #[cfg(not(feature = "dynamodb"))]
+        _ if is_on_dynamodb(target) => Err(Failure::refused(
+            "this build of idem links no client of DynamoDB: build it with `cargo install idem-cli --features dynamodb`",
+        )),
         command => serve(&Postgres(target), command).await,
     }
+}
+
+fn is_on_dynamodb(target: &Target) -> bool {
+    target.database_url.as_deref().is_some_and(|url| url.starts_with("dynamodb:"))
 }
 
 /// PostgreSQL, which every verb is for.

@@ -84,7 +84,7 @@ fn url(target: &Target) -> Result<&str, Failure> {
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(url);
     }
-    Err(Failure::refused("--database-url must begin with postgres:// or sqlite: (its value is not shown)"))
+    Err(Failure::refused("--database-url must begin with postgres://, sqlite: or dynamodb: (its value is not shown)"))
 }
 
 /// The refusal of a connection for a parameter that came with it, in a worker's words.

@@ -7,6 +7,8 @@ mod command_line;
 mod commands;
 mod confirm;
 mod database;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod exit;
 mod operators;
 mod report;

@@ -25,6 +25,9 @@ pub(crate) const TTL: &str = "ttl";
 /// The sort key of what is alone in its partition.
 pub(crate) const ALONE: &str = "-";
 
+/// The partition with the names of all consumers.
+pub(crate) const LISTED: &str = "consumers";
+
 /// Hashed before a key's bytes, so that no digest made for another purpose can be one of ours.
 const DOMAIN: &[u8] = b"idem:key:v1:";
 
@@ -52,6 +55,11 @@ impl At {
 
     pub(crate) fn consumer(name: &ConsumerName) -> Self {
         Self::new(format!("consumer#{name}"), ALONE)
+    }
+
+    /// That there is a consumer, for lists.
+    pub(crate) fn listed(name: &ConsumerName) -> Self {
+        Self::new(LISTED, name.as_str())
     }
 
     /// A tenant of a consumer, for lists.
@@ -120,7 +128,7 @@ impl At {
     }
 }
 
-fn record_partition(scope: ScopeId, key: &IdempotencyKey) -> String {
+pub(crate) fn record_partition(scope: ScopeId, key: &IdempotencyKey) -> String {
     let digest = Sha256::new().chain_update(DOMAIN).chain_update(key.as_str().as_bytes()).finalize();
     // As many bits as the ids of the SQL stores have. Two keys with one id differ in the text beside it.
     format!("k#{scope}#{}", hex::encode(digest.get(..16).unwrap_or_default()))

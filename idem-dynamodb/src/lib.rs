@@ -25,6 +25,7 @@ pub use idem_core;
 pub use self::{
     bookkeeping::DynamoBookkeeping,
     error::DynamoError,
+    operators::{HeldKey, HeldLetter, HeldRecord, ListedConsumer, TrailLine},
     options::DynamoOptions,
     store::DynamoStore,
     tx::{DynamoTx, Item, Write},

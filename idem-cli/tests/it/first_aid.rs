@@ -12,7 +12,7 @@ async fn a_wrong_database_or_login_is_said_in_words() {
     for (url, wanted) in [
         (nowhere.as_str(), "SQLSTATE 3D000, the database that the URL names does not exist"),
         (nobody.as_str(), "SQLSTATE 28000, the server knows no such login"),
-        ("mysql://h/d", "--database-url must begin with postgres:// or sqlite: (its value is not shown)"),
+        ("mysql://h/d", "--database-url must begin with postgres://, sqlite: or dynamodb: (its value is not shown)"),
         (
             "sqlite:///no/such/folder/orders.db",
             "the database's folder /no/such/folder does not exist. Make it, or correct the path",

@@ -6,6 +6,7 @@ mod dead_letters;
 mod due;
 mod letter;
 mod register;
+mod removal;
 
 use std::{
     collections::HashMap,

@@ -61,7 +61,13 @@ impl DynamoBookkeeping {
         for _ in 0..ROUNDS {
             let old = self.requests.get(&at).await.map_err(|error| error.into_store(REGISTERING))?;
             let binding = match &old {
-                None => Binding::of(registration),
+                None => {
+                    // For lists alone, and before the binding: a consumer that is bound is listed.
+                    let named = At::listed(&registration.consumer);
+                    let put = self.requests.put(&named, Item::new(), None).await;
+                    put.map_err(|error| error.into_store(REGISTERING))?;
+                    Binding::of(registration)
+                }
                 Some(item) => {
                     let part = |name: &str| item.string(name).unwrap_or_default().to_owned();
                     let recorded = Binding {
@@ -111,13 +117,8 @@ impl DynamoBookkeeping {
     async fn intern_scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
         let numbers = Interned::Scope.numbers(&[consumer.as_str(), tenant.as_str()]);
         let names = [("consumer", consumer.as_str()), ("tenant", tenant.as_str())];
-        let (number, is_new) = self.intern(numbers, At::scope, &names).await?;
-        if is_new {
-            // For lists alone: the number follows from the names.
-            let item = Item::from([("id".to_owned(), crate::item::number(number))]);
-            let put = self.requests.put(&At::tenant(consumer, tenant.as_str()), item, None).await;
-            put.map_err(|error| error.into_store(REGISTERING))?;
-        }
+        let listed = At::tenant(consumer, tenant.as_str());
+        let number = self.intern(numbers, At::scope, &names, Some(&listed)).await?;
         let scope = ScopeId(number);
         self.known(|known| known.consumers.insert(scope, consumer.as_str().to_owned()));
         Ok(scope)
@@ -125,16 +126,18 @@ impl DynamoBookkeeping {
 
     async fn intern_rule(&self, rule: &str) -> Result<HashRuleId, StoreError> {
         let numbers = Interned::HashRule.numbers(&[rule]);
-        Ok(HashRuleId(self.intern(numbers, At::rule, &[("name", rule)]).await?.0))
+        Ok(HashRuleId(self.intern(numbers, At::rule, &[("name", rule)], None).await?))
     }
 
-    /// The first of these numbers that no other names have, and whether this call gave it to them.
+    /// The first of these numbers that no other names have. One that is given now is written at `listed` in the same transaction: what is
+    /// not in a list is not paused.
     async fn intern(
         &self,
         numbers: impl Iterator<Item = i32>,
         at: impl Fn(i32) -> At,
         names: &[(&str, &str)],
-    ) -> Result<(i32, bool), StoreError> {
+        listed: Option<&At>,
+    ) -> Result<i32, StoreError> {
         let own: Item = names.iter().map(|(name, value)| ((*name).to_owned(), text(*value))).collect();
         let is_own = |item: &Item| names.iter().all(|(name, value)| item.string(name) == Some(*value));
         for number in numbers {
@@ -142,17 +145,31 @@ impl DynamoBookkeeping {
             let get = || self.requests.get(&at);
             if let Some(item) = get().await.map_err(|error| error.into_store(REGISTERING))? {
                 if is_own(&item) {
-                    return Ok((number, false));
+                    return Ok(number);
                 }
                 continue;
             }
-            let put = self.requests.put(&at, own.clone(), Some("attribute_not_exists(pk)")).await;
+            let is_new = Some("attribute_not_exists(pk)");
+            let put = match listed {
+                None => self.requests.put(&at, own.clone(), is_new).await,
+                Some(listed) => {
+                    let id = Item::from([("id".to_owned(), crate::item::number(number))]);
+                    let both = [
+                        self.requests.put_action(&at, own.clone(), is_new),
+                        self.requests.put_action(listed, id, None),
+                    ];
+                    match both.into_iter().collect::<Result<Vec<_>, _>>() {
+                        Ok(both) => self.requests.transact(&both).await,
+                        Err(error) => Err(error),
+                    }
+                }
+            };
             if put.map_err(|error| error.into_store(REGISTERING))? {
-                return Ok((number, true));
+                return Ok(number);
             }
             let there = get().await.map_err(|error| error.into_store(REGISTERING))?;
             if there.is_some_and(|item| is_own(&item)) {
-                return Ok((number, true));
+                return Ok(number);
             }
         }
         Err(StoreError::Unsupported { what: "number more names" })

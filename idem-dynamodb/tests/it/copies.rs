@@ -113,7 +113,7 @@ async fn y22_copies_end_with_a_forget() {
     let (name, key) = (idem_core::ConsumerName::new("purchases").unwrap(), IdempotencyKey::new("order-0").unwrap());
     let scope = table.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap();
     // The tool of an operator knows no Redis.
-    assert!(table.another().forget(scope, &key, "ann").await.unwrap());
+    assert!(table.another().forget(scope, &key, "ann", "a test").await.unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(matches!(decided(&other, "order-0").await, Decision::Processed(_)));
     assert!(matches!(decided(&first, "order-0").await, Decision::Duplicate(..)));

@@ -158,13 +158,13 @@ async fn operators_forget_and_erase() {
     let books = table.store.bookkeeping();
     let scope = books.scope(&idem_core::ConsumerName::new("purchases").unwrap(), &tenant).await.unwrap();
     let epoch = async || books.control(scope).await.unwrap().epoch;
-    assert!(!table.store.forget(scope, &key, "ann").await.unwrap(), "there is no record yet");
+    assert!(!table.store.forget(scope, &key, "ann", "asked").await.unwrap(), "there is no record yet");
     buys.process_one(message("order-1", "ann")).await.unwrap();
     let before = epoch().await;
-    assert!(table.store.erase(scope, &key, "ann").await.unwrap());
+    assert_eq!(table.store.erase(scope, &key, "ann", "asked").await.unwrap(), 1);
     assert!(table.items_of("k#").await.iter().all(|item| !item.contains_key("key")));
     assert!(matches!(buys.process_one(message("order-1", "ann")).await.unwrap().decision, Decision::Duplicate(..)));
-    assert!(table.store.forget(scope, &key, "ann").await.unwrap());
+    assert!(table.store.forget(scope, &key, "ann", "asked").await.unwrap());
     assert!(epoch().await > before + 1, "caches were emptied");
     assert!(matches!(buys.process_one(message("order-1", "ann")).await.unwrap().decision, Decision::Processed(_)));
     assert_eq!(table.ledger("ann").await, (2, 2));

@@ -54,7 +54,7 @@ impl DynamoStore {
         let is_done = |change: Change| change.name("#key", "key").value(":c", text(State::Done.as_str()));
         let result = Change::new("SET res.gone = :gone REMOVE #key, res.b, res.hd, res.t, res.r");
         let result = result.on("st = :c AND attribute_exists(res)").value(":gone", text("erased"));
-        let alone = Change::new("REMOVE #key").on("st = :c AND attribute_exists(#key)");
+        let alone = Change::new("REMOVE #key").on("st = :c");
         let is_erased =
             self.change(scope, key, &is_done(result)).await? || self.change(scope, key, &is_done(alone)).await?;
         let erased = u64::from(is_erased) + self.erase_traces(scope, key).await?;

@@ -15,4 +15,5 @@ mod due;
 mod fixture;
 mod handlers;
 mod letters;
+mod operators;
 mod tables;

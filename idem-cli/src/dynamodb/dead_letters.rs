@@ -5,12 +5,16 @@ use idem_core::{
     dead_letter::{DeadLetterId, Reason, StoredDeadLetter},
     store::Bookkeeping as _,
 };
+use idem_dynamodb::HeldLetter;
 use serde_json::Value;
 
 use super::{Dynamo, absent, at, failed};
 use crate::{
     command_line::{DeadLetters, Replay, StateOf, Which, shared::Limit},
-    commands::{dead_letters::wait, show::UNNOTED},
+    commands::{
+        dead_letters::{self, wait},
+        show::UNNOTED,
+    },
     confirm::confirm,
     exit::Failure,
     report::{Report, Row},
@@ -25,7 +29,7 @@ pub(super) async fn run(on: &Dynamo<'_>, command: DeadLetters) -> Result<Report,
         DeadLetters::Show { id, payload } => show(on, id, payload).await,
         DeadLetters::Replay(asked) => replay(on, &asked).await,
         DeadLetters::Drop { which, because, dry_run, yes } => {
-            let chosen = some(chosen(on, &which).await?)?;
+            let chosen = named(on, &which).await?;
             if dry_run {
                 return Ok(Report::said(format!("{} would be dropped", chosen.len())));
             }
@@ -46,7 +50,7 @@ pub(super) async fn run(on: &Dynamo<'_>, command: DeadLetters) -> Result<Report,
 }
 
 /// A letter as a row of a list.
-pub(super) fn row(consumer: &str, letter: &StoredDeadLetter) -> Row {
+pub(super) fn row(consumer: &str, letter: &StoredDeadLetter, is_due: bool) -> Row {
     Row::new([
         ("id", letter.id.0.into()),
         ("consumer", consumer.into()),
@@ -58,7 +62,7 @@ pub(super) fn row(consumer: &str, letter: &StoredDeadLetter) -> Row {
         ("first_at", at(Some(letter.first_at))),
         ("origin", letter.origin.as_str().into()),
         ("payload_kept", letter.payload_kept.into()),
-        ("replayed", letter.replayed.as_deref().map_or(Value::Null, Value::from)),
+        ("replay", if is_due { "awaited".into() } else { letter.replayed.as_deref().map_or(Value::Null, Value::from) }),
     ])
 }
 
@@ -81,8 +85,7 @@ async fn chosen(on: &Dynamo<'_>, which: &Which) -> Result<Vec<(ConsumerName, Sto
         }
     }
     for id in &which.id {
-        let held = on.store.dead_letter(DeadLetterId(*id)).await.map_err(failed)?;
-        let held = held.ok_or_else(|| Failure::refused(format!("there is no dead letter {id}")))?;
+        let held = held(on, *id).await?;
         all.push((held.consumer, held.letter));
     }
     all.retain(|(consumer, letter)| {
@@ -95,21 +98,24 @@ async fn chosen(on: &Dynamo<'_>, which: &Which) -> Result<Vec<(ConsumerName, Sto
     Ok(all)
 }
 
-/// Refuses a choice of nothing, which would look like success.
-fn some<T>(chosen: Vec<T>) -> Result<Vec<T>, Failure> {
-    if chosen.is_empty() {
-        return Err(Failure::refused(
-            "there is no such dead letter; `idem dead-letters list` shows those that there are",
-        ));
+/// The same for a command that changes them. Refuses one without a choice, and a choice of nothing, which would look like success.
+async fn named(on: &Dynamo<'_>, which: &Which) -> Result<Vec<(ConsumerName, StoredDeadLetter)>, Failure> {
+    if which.id.is_empty() && which.consumer.is_none() && which.group.is_none() {
+        return Err(Failure::refused("say which: ids, --consumer or --group"));
     }
-    Ok(chosen)
+    match chosen(on, which).await? {
+        none if none.is_empty() => {
+            Err(Failure::refused("there is no such dead letter; `idem dead-letters list` shows those that there are"))
+        }
+        chosen => Ok(chosen),
+    }
 }
 
 async fn list(on: &Dynamo<'_>, which: &Which, limit: &Limit) -> Result<Report, Failure> {
     let letters = chosen(on, which).await?;
     let max = usize::try_from(limit.limit).unwrap_or(usize::MAX);
-    let shown = letters.iter().take(max).map(|(consumer, letter)| row(consumer.as_str(), letter)).collect();
-    let report = Report::new().table("dead letters", shown);
+    let shown = letters.iter().take(max).map(|(consumer, letter)| row(consumer.as_str(), letter, false)).collect();
+    let report = Report::new().table(dead_letters::title(which.state()), shown);
     Ok(if letters.len() > max {
         report.line(format!("{max} of {}; --limit N shows more", letters.len()))
     } else {
@@ -118,23 +124,30 @@ async fn list(on: &Dynamo<'_>, which: &Which, limit: &Limit) -> Result<Report, F
 }
 
 async fn show(on: &Dynamo<'_>, id: i64, with_payload: bool) -> Result<Report, Failure> {
-    let held = on.store.dead_letter(DeadLetterId(id)).await.map_err(failed)?;
-    let held = held.ok_or_else(|| Failure::refused(format!("there is no dead letter {id}")))?;
-    let details = format!("dead letter {id}{}", if with_payload { ", and its payload" } else { "" });
-    let noted =
-        on.note((held.scope, held.consumer.as_str()), held.letter.key.clone(), "read-dead-letter", &details).await;
+    let held = held(on, id).await?;
+    let (of, key) = ((held.scope, held.consumer.as_str()), held.letter.key.clone());
+    let noted = on.note(of, key, dead_letters::read(with_payload), &format!("dead letter {id}")).await;
     noted.map_err(|failure| failure.so(UNNOTED))?;
-    let report =
-        Report::new().record("dead letter", std::iter::once(row(held.consumer.as_str(), &held.letter)).collect());
+    let letter = row(held.consumer.as_str(), &held.letter, held.is_due);
+    let report = Report::new().record("dead letter", std::iter::once(letter).collect());
     if !with_payload {
         return Ok(report);
     }
-    let payload = held.message.payload().map(|bytes| match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => hex::encode(bytes),
-    });
-    let content = Row::new([("payload", payload.map_or(Value::Null, Value::from))]);
-    Ok(report.record("content", std::iter::once(content).collect()))
+    let text = |bytes: &[u8]| Value::from(String::from_utf8_lossy(bytes));
+    let headers: Vec<_> = held
+        .message
+        .headers()
+        .iter()
+        .map(|(name, value)| Value::from([Value::from(name), value.map_or(Value::Null, text)].to_vec()))
+        .collect();
+    let payload = hex::encode(held.message.payload().map_or(&[][..], |payload| payload));
+    let content = Row::new([("payload", payload.into()), ("headers", headers.into())]);
+    Ok(dead_letters::with_content(report, &std::iter::once(content).collect()))
+}
+
+async fn held(on: &Dynamo<'_>, id: i64) -> Result<HeldLetter, Failure> {
+    let held = on.store.dead_letter(DeadLetterId(id)).await.map_err(failed)?;
+    held.ok_or_else(|| Failure::refused(format!("there is no dead letter {id}")))
 }
 
 async fn replay(on: &Dynamo<'_>, asked: &Replay) -> Result<Report, Failure> {
@@ -142,25 +155,16 @@ async fn replay(on: &Dynamo<'_>, asked: &Replay) -> Result<Report, Failure> {
         let instead = "leave --forget-first, --key and --payload out; `idem forget` forgets a key before its replay";
         return Err(absent("dead-letters replay", instead));
     }
-    if asked.which.id.is_empty() && asked.which.consumer.is_none() && asked.which.group.is_none() {
-        return Err(Failure::refused("say which: ids, --consumer or --group"));
-    }
-    let chosen = some(chosen(on, &asked.which).await?)?;
+    let chosen = named(on, &asked.which).await?;
     for (_, letter) in &chosen {
-        let why = match letter.reason {
-            _ if !letter.payload_kept => "its payload was too large to keep, or was erased",
-            Reason::MissingKey if letter.key.is_none() => "it has no key",
-            Reason::Malformed if !asked.unchanged => {
-                "its payload cannot be read: give --unchanged if the handler was fixed"
-            }
-            _ => continue,
-        };
-        return Err(Failure::refused(format!("dead letter {} cannot be replayed: {why}", letter.id.0)));
+        if let Some(why) = hopeless(on, letter, asked.unchanged).await? {
+            return Err(Failure::refused(format!("dead letter {} cannot be replayed: {why}", letter.id.0)));
+        }
     }
     if asked.dry_run {
         return Ok(Report::said(format!("{} would be replayed", chosen.len())));
     }
-    confirm(&format!("This has {} dead letters handled again", chosen.len()), asked.yes.yes)?;
+    confirm(&format!("This has running workers handle {} dead letters again", chosen.len()), asked.yes.yes)?;
     let ids: Vec<_> = chosen.iter().map(|(_, letter)| letter.id).collect();
     let due = on.store.bookkeeping().due_now(&ids, &on.target.by).await.map_err(failed)?;
     for (consumer, letter) in &chosen {
@@ -173,6 +177,37 @@ async fn replay(on: &Dynamo<'_>, asked: &Replay) -> Result<Report, Failure> {
         return wait::until_over(ids.len(), async || left(on, &ids).await).await;
     }
     Ok(wait::asked(i64::try_from(due).unwrap_or(i64::MAX)))
+}
+
+/// Why a replay would only fail again, and what to do.
+async fn hopeless(
+    on: &Dynamo<'_>,
+    letter: &StoredDeadLetter,
+    unchanged: bool,
+) -> Result<Option<&'static str>, Failure> {
+    let other = [Reason::Conflict, Reason::KeyCollision, Reason::HashUnknown];
+    Ok(match letter.reason {
+        _ if !letter.payload_kept => {
+            Some("its payload was too large to keep, or was erased: have the producer send the message again")
+        }
+        Reason::MissingKey if letter.key.is_none() => Some("it has no key: have the producer send it with one"),
+        Reason::Malformed if !unchanged => {
+            Some("its payload cannot be read: give --unchanged if the handler was fixed")
+        }
+        reason if other.contains(&reason) && has_record(on, letter).await? => Some(
+            "its key has a record of another payload: forget the key with `idem forget` if this one is to take effect",
+        ),
+        _ => match held(on, letter.id.0).await?.is_due {
+            true => Some("it awaits a replay already"),
+            false => None,
+        },
+    })
+}
+
+async fn has_record(on: &Dynamo<'_>, letter: &StoredDeadLetter) -> Result<bool, Failure> {
+    let Some(key) = &letter.key else { return Ok(false) };
+    let scope = held(on, letter.id.0).await?.scope;
+    Ok(on.store.held(scope, key).await.map_err(failed)?.record.is_some())
 }
 
 /// How many of these wait or run, and how many have failed again.

@@ -52,7 +52,7 @@ pub(super) async fn show(on: &Dynamo<'_>, asked: &Show) -> Result<Report, Failur
             ]));
         }
         claimed.extend(held.claimed_until.map(|_| name.to_owned()));
-        letters.extend(of_key.iter().map(|letter| super::dead_letters::row(name, letter)));
+        letters.extend(of_key.iter().map(|letter| super::dead_letters::row(name, letter, false)));
         let lines = on.store.trail(&of.consumer, TRAIL).await.map_err(failed)?;
         let lines =
             lines.into_iter().filter(|line| line.key.as_deref() == Some(key.as_str()) && line.action != "read-key");

@@ -12,6 +12,12 @@ mod audit;
 mod cleaning;
 mod consumers;
 mod dead_letters;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "dynamodb")]
+#[allow(dead_code, reason = "its own tests use all of it")]
+#[path = "../../../idem-dynamodb/tests/it/fixture.rs"]
+mod dynamodb_fixture;
 mod erase;
 mod first_aid;
 mod fixture;

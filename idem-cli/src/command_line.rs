@@ -195,6 +195,7 @@ pub(crate) enum BrokerKind {
 pub(crate) enum StoreKind {
     Postgres,
     Sqlite,
+    Dynamodb,
 }
 
 #[derive(Debug, Args)]

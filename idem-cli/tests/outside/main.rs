@@ -56,9 +56,14 @@ async fn the_other_workers_that_idem_new_writes() {
     if std::env::var_os("IDEM_TEST_ALL").is_none() {
         return;
     }
-    for (broker, store) in
-        [("kafka", "sqlite"), ("rabbitmq", "sqlite"), ("rabbitmq", "postgres"), ("sqs", "postgres"), ("sqs", "sqlite")]
-    {
+    for (broker, store) in [
+        ("kafka", "sqlite"),
+        ("rabbitmq", "sqlite"),
+        ("rabbitmq", "postgres"),
+        ("sqs", "postgres"),
+        ("sqs", "sqlite"),
+        ("sqs", "dynamodb"),
+    ] {
         Project::new(broker, store).works().await;
     }
 }

@@ -59,7 +59,8 @@ impl Project {
         if arguments[0] != "fmt" {
             cargo.arg("--offline").arg("--config").arg(profiles());
         }
-        cargo.args(&arguments[1..]).env("CARGO_TARGET_DIR", target()).env("DATABASE_URL", database).output().unwrap()
+        cargo.args(&arguments[1..]).env("CARGO_TARGET_DIR", target()).env("DATABASE_URL", database);
+        cargo.envs(self.login().iter().copied()).output().unwrap()
     }
 
     /// Its tests pass on its database, and its worker takes a message once.
@@ -75,7 +76,8 @@ impl Project {
         // The file's settings hold, but for those that would collide with other tests.
         let mut worker = tokio::process::Command::new(target().join("debug").join(NAME));
         worker.args(["--config", "worker.toml", "--until-idle", "2s", "--admin", "127.0.0.1:0"]);
-        worker.args(queue.flags()).envs(queue.variables()).env("DATABASE_URL", &database).current_dir(self.path("."));
+        worker.args(queue.flags()).envs(self.login().iter().copied()).envs(queue.variables());
+        worker.env("DATABASE_URL", &database).current_dir(self.path("."));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("IDEM_")) {
             worker.env_remove(name);
         }
@@ -88,14 +90,38 @@ impl Project {
 
     /// The URL of a database of its own.
     async fn database(&self) -> String {
-        if self.store == "sqlite" {
-            return format!("sqlite:{}.db", self.unique);
+        match self.store {
+            "sqlite" => format!("sqlite:{}.db", self.unique),
+            "dynamodb" => format!("dynamodb:{}?endpoint={}", self.unique, dynamodb()),
+            _ => create_database(&self.unique).await,
         }
-        create_database(&self.unique).await
+    }
+
+    /// The variables of AWS by which the store is reached; SQS has the same.
+    fn login(&self) -> &'static [(&'static str, &'static str)] {
+        match self.store {
+            "dynamodb" => &[("AWS_REGION", "eu-central-1"), ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")],
+            _ => &[],
+        }
+    }
+
+    /// What DynamoDB answers to this operation on the table.
+    fn of_table(&self, operation: &str, more: &str) -> String {
+        let (target, table) = (format!("X-Amz-Target: DynamoDB_20120810.{operation}"), &self.unique);
+        let body = format!(r#"{{"TableName": "{table}"{more}}}"#);
+        let mut curl = Command::new("curl");
+        curl.args(["-fsS", "--aws-sigv4", "aws:amz:eu-central-1:dynamodb", "--user", "x:x", "-H", &target]);
+        curl.args(["-H", "Content-Type: application/x-amz-json-1.0", "-d", &body, &dynamodb()]);
+        succeeded(operation, curl.output().unwrap())
     }
 
     /// The customer's total.
     async fn cents(&self, database: &str) -> i64 {
+        if self.store == "dynamodb" {
+            let key = r#", "ConsistentRead": true, "Key": {"pk": {"S": "customer#1"}, "sk": {"S": "total"}}"#;
+            let item: serde_json::Value = serde_json::from_str(&self.of_table("GetItem", key)).unwrap();
+            return item["Item"]["cents"]["N"].as_str().unwrap().parse().unwrap();
+        }
         let total = "SELECT cents FROM customers WHERE customer = '1'";
         if self.store == "sqlite" {
             let file = self.path(&format!("{}.db", self.unique));
@@ -107,11 +133,18 @@ impl Project {
     }
 
     async fn remove(self) {
-        if self.store == "postgres" {
-            drop_database(&self.unique).await;
+        match self.store {
+            "postgres" => drop_database(&self.unique).await,
+            "dynamodb" => drop(self.of_table("DeleteTable", "")),
+            _ => {}
         }
         fs::remove_dir_all(self.place).unwrap();
     }
+}
+
+/// Where DynamoDB is.
+fn dynamodb() -> String {
+    std::env::var("IDEM_DYNAMODB_URL").expect("IDEM_DYNAMODB_URL, as ./servers url dynamodb prints it")
 }
 
 /// Takes from cargo the variables that it sets for a test's package: build scripts take them for theirs, ring would be built again here, and

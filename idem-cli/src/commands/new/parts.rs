@@ -5,17 +5,21 @@ use std::path::Path;
 use crate::command_line::{BrokerKind, New, StoreKind};
 
 const MANIFEST: &str = include_str!("../../../templates/manifest.toml");
+const MAIN_DYNAMODB: &str = include_str!("../../../templates/main.dynamodb.rs");
 const MAIN_POSTGRES: &str = include_str!("../../../templates/main.postgres.rs");
 const MAIN_SQLITE: &str = include_str!("../../../templates/main.sqlite.rs");
+const TESTS_DYNAMODB: &str = include_str!("../../../templates/tests.dynamodb.rs");
 const TESTS_POSTGRES: &str = include_str!("../../../templates/tests.postgres.rs");
 const TESTS_SQLITE: &str = include_str!("../../../templates/tests.sqlite.rs");
 const SETTINGS: &str = include_str!("../../../templates/worker.toml");
 const IMAGE: &str = include_str!("../../../templates/Dockerfile");
 const CI: &str = include_str!("../../../templates/ci.yaml");
+const CI_DYNAMODB: &str = include_str!("../../../templates/ci.dynamodb.yaml");
 const CI_POSTGRES: &str = include_str!("../../../templates/ci.postgres.yaml");
 const COMPOSE_KAFKA: &str = include_str!("../../../templates/compose.kafka.yaml");
 const COMPOSE_RABBITMQ: &str = include_str!("../../../templates/compose.rabbitmq.yaml");
 const COMPOSE_SQS: &str = include_str!("../../../templates/compose.sqs.yaml");
+const COMPOSE_DYNAMODB: &str = include_str!("../../../templates/compose.dynamodb.yaml");
 const COMPOSE_POSTGRES: &str = include_str!("../../../templates/compose.postgres.yaml");
 const README: &str = include_str!("../../../templates/README.md");
 const GITIGNORE: &str = include_str!("../../../templates/gitignore");
@@ -120,8 +124,18 @@ struct Store {
     after: &'static str,
     /// Where the data is kept.
     volume: &'static str,
-    /// On this machine, and among the containers.
+    /// On this machine, as a shell takes it, and among the containers.
     url: [&'static str; 2],
+    /// As those of the broker; for one that has them already, its own hold.
+    variables: &'static [(&'static str, &'static str, &'static str)],
+    /// The further dependency, for the statements.
+    sql: &'static str,
+    /// The setting that makes the handler's tables.
+    tables: &'static str,
+    /// The crates of idem that it takes.
+    crates: &'static [&'static str],
+    /// How the command's crate is built for it.
+    command: &'static str,
     ci: &'static str,
 }
 
@@ -137,6 +151,11 @@ const POSTGRES: Store = Store {
         "postgres://postgres:postgres@localhost:5432/postgres",
         "postgres://postgres:postgres@postgres:5432/postgres",
     ],
+    variables: &[],
+    sql: SQLX,
+    tables: TABLES,
+    crates: &["idem-sqlx"],
+    command: "",
     ci: CI_POSTGRES,
 };
 
@@ -150,8 +169,37 @@ const SQLITE: Store = Store {
     // Only root may write to a new volume, unless it is of memory.
     volume: "    tmpfs: [\"/data:uid=65532,gid=65532\"] # gone with the container: give it a volume that the user 65532 may write\n",
     url: ["sqlite:@NAME@.db", "sqlite:/data/@NAME@.db"],
+    variables: &[],
+    sql: SQLX,
+    tables: TABLES,
+    crates: &["idem-sqlx"],
+    command: "",
     ci: "",
 };
+
+const DYNAMODB: Store = Store {
+    feature: "dynamodb",
+    name: "DynamoDB",
+    main: MAIN_DYNAMODB,
+    tests: TESTS_DYNAMODB,
+    compose: COMPOSE_DYNAMODB,
+    after: "      dynamodb: { condition: service_started }\n",
+    volume: "",
+    url: ["'dynamodb:@NAME@?endpoint=http://localhost:8000'", "dynamodb:@NAME@?endpoint=http://dynamodb:8000"],
+    variables: &[
+        ("AWS_REGION", "eu-central-1", "eu-central-1"),
+        ("AWS_ACCESS_KEY_ID", "x", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x", "x"),
+    ],
+    sql: "",
+    tables: "",
+    crates: &["idem-dynamodb", "idem-redis"],
+    command: ", with its feature `dynamodb`",
+    ci: CI_DYNAMODB,
+};
+
+const SQLX: &str = "sqlx = { version = \"0.9\", default-features = false }\n";
+const TABLES: &str = "create-tables = true # the same\n";
 
 /// The files, by their paths in the new folder. `crates` is where idem's own are, unless they come from the registry.
 pub(super) fn files(new: &New, crates: Option<&Path>) -> Vec<(&'static str, String)> {
@@ -163,8 +211,9 @@ pub(super) fn files(new: &New, crates: Option<&Path>) -> Vec<(&'static str, Stri
     let store = match new.store {
         StoreKind::Postgres => &POSTGRES,
         StoreKind::Sqlite => &SQLITE,
+        StoreKind::Dynamodb => &DYNAMODB,
     };
-    let patch = crates.map(|folder| patch(folder, broker)).unwrap_or_default();
+    let patch = crates.map(|folder| patch(folder, broker, store)).unwrap_or_default();
     let local = crates.map(|_| LOCAL).unwrap_or_default();
     let filled = |template: &str| fill(template, broker, store).replace("@LOCAL@", local).replace("@NAME@", &new.name);
     vec![
@@ -190,7 +239,7 @@ Take that part out to have them from the registry.
 
 fn fill(template: &str, broker: &Broker, store: &Store) -> String {
     let exported: String =
-        broker.variables.iter().map(|(name, here, _)| format!("export {name}={here}\n")).collect::<String>();
+        variables(broker, store).map(|(name, here, _)| format!("export {name}={here}\n")).collect::<String>();
     let up = match services(broker, store).as_str() {
         "" => String::new(),
         services => format!("docker compose up --detach {services}\n"),
@@ -206,9 +255,21 @@ fn fill(template: &str, broker: &Broker, store: &Store) -> String {
         .replace("@NEEDS@", broker.needs)
         .replace("@SOURCE@", broker.settings)
         .replace("@DATABASE@", store.ci)
+        .replace("@SQL@", store.sql)
+        .replace("@TABLES@", store.tables)
+        .replace("@COMMAND@", store.command)
         .replace("@PUBLISH_HOW@", broker.publish_how)
         .replace("@PUBLISH@", broker.publish)
         .replace("@VARIABLES@", &variables)
+}
+
+/// Each once.
+fn variables(
+    broker: &Broker,
+    store: &Store,
+) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+    let own = broker.variables;
+    own.iter().chain(store.variables.iter().filter(|(name, ..)| own.iter().all(|(of_broker, ..)| of_broker != name)))
 }
 
 /// The services that compose starts for a worker outside it.
@@ -219,7 +280,7 @@ fn services(broker: &Broker, store: &Store) -> String {
 
 fn compose(broker: &Broker, store: &Store) -> String {
     let variables: String =
-        broker.variables.iter().map(|(name, _, there)| format!("      {name}: {there}\n")).collect::<String>();
+        variables(broker, store).map(|(name, _, there)| format!("      {name}: {there}\n")).collect::<String>();
     let head = "# docker compose up --build --detach\nname: @NAME@\n\nservices:\n";
     let worker = format!(
         "  worker:\n    build: .\n    environment:\n      DATABASE_URL: {}\n{variables}      IDEM_ADMIN: 0.0.0.0:9900\n    \
@@ -231,11 +292,11 @@ fn compose(broker: &Broker, store: &Store) -> String {
 }
 
 /// Has cargo take idem's crates from a folder.
-fn patch(folder: &Path, broker: &Broker) -> String {
-    let own = ["idem-core", "idem-sql", "idem-service", "idem-sqlx", "idem-testkit", broker.crate_name];
-    let lines = own.map(|name| {
+fn patch(folder: &Path, broker: &Broker, store: &Store) -> String {
+    let own = ["idem-core", "idem-sql", "idem-service", "idem-testkit", broker.crate_name];
+    let lines = own.iter().chain(store.crates).map(|name| {
         // A basic string of TOML escapes as Rust does, where a path needs it.
         format!("{name} = {{ path = {:?} }}\n", folder.join(name).to_string_lossy())
     });
-    format!("\n[patch.crates-io]\n{}", lines.concat())
+    format!("\n[patch.crates-io]\n{}", lines.collect::<String>())
 }

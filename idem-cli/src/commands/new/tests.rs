@@ -30,7 +30,7 @@ fn a_name_that_cannot_be_a_packages_is_refused_with_the_rule() {
 #[test]
 fn nothing_of_a_template_is_left_in_any_file() {
     for broker in [BrokerKind::Kafka, BrokerKind::Rabbitmq, BrokerKind::Sqs] {
-        for store in [StoreKind::Postgres, StoreKind::Sqlite] {
+        for store in [StoreKind::Postgres, StoreKind::Sqlite, StoreKind::Dynamodb] {
             let new = New { name: "purchases".to_owned(), broker, store, crates: None };
             for (path, text) in parts::files(&new, None) {
                 let words = text.split('@').skip(1).step_by(2);

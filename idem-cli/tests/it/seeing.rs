@@ -167,7 +167,7 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     let paused = finding(&answer.out, "orders: paused by ada: ledger-is-down, for ");
     assert_eq!(paused["level"], "notice");
     let cure = format!(
-        "Run idem --schema {} consumers resume orders, and read docs/guide/alerts.md#idempaused",
+        "Run idem --schema {} consumers resume orders, and read docs/internals/alerts.md#idempaused",
         fixture.schema
     );
     assert_eq!(paused["cure"], cure);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{message::Message, telemetry::spans::Destination};
 
-const GUIDE: &str = include_str!("../../../docs/guide/observing.md");
+const GUIDE: &str = include_str!("../../../docs/internals/metrics.md");
 
 fn is(kind: Kind) -> &'static str {
     match kind {
@@ -38,10 +38,10 @@ fn the_guide_lists_every_metric_and_no_other() {
     let known: Vec<(String, String, &str)> =
         METRICS.iter().map(|metric| (metric.name.to_owned(), on_prometheus(metric), is(metric.kind))).collect();
     for metric in &known {
-        assert!(listed.contains(metric), "docs/guide/observing.md has no row {metric:?}");
+        assert!(listed.contains(metric), "docs/internals/metrics.md has no row {metric:?}");
     }
     for metric in &listed {
-        assert!(known.contains(metric), "docs/guide/observing.md has a row {metric:?}, and there is no such metric");
+        assert!(known.contains(metric), "docs/internals/metrics.md has a row {metric:?}, and there is no such metric");
     }
     assert_eq!(rows.len(), METRICS.len(), "each metric stands there once");
 }

@@ -65,7 +65,7 @@ pub(super) async fn are_settings(program: &str, text: &str) {
 
 #[test]
 fn each_metric_of_dashboard_and_alerts_is_in_the_table_of_metrics() {
-    let observing = programs::read("docs/guide/observing.md");
+    let observing = programs::read("docs/internals/metrics.md");
     let dashboard: Value = serde_json::from_str(&programs::read(DASHBOARD)).unwrap();
     let alerts = yaml(ALERTS);
     let mut expressions = texts(&dashboard, "expr");
@@ -88,11 +88,11 @@ fn each_alert_says_what_it_means_what_to_check_and_the_cure() {
     let names: BTreeSet<&str> = alerts.iter().flat_map(|document| texts(document, "alert")).collect();
     let runbooks: BTreeSet<String> =
         alerts.iter().flat_map(|document| texts(document, "runbook_url")).map(str::to_owned).collect();
-    let page = programs::read("docs/guide/alerts.md");
+    let page = programs::read("docs/internals/alerts.md");
     let parts: Vec<(&str, &str)> =
         page.split("\n## ").skip(1).map(|part| part.split_once('\n').expect("a heading and a text")).collect();
     assert_eq!(names, parts.iter().map(|(name, _)| *name).collect());
-    let home = "https://github.com/idem-rs/idem/blob/main/docs/guide/alerts.md";
+    let home = "https://github.com/idem-rs/idem/blob/main/docs/internals/alerts.md";
     let wanted = names.iter().map(|name| format!("{home}#{}", name.to_lowercase())).collect();
     assert_eq!(runbooks, wanted);
     for (name, text) in parts {

@@ -129,8 +129,9 @@ fn what_a_workers_page_links_to_is_there() {
         // Those of reasons are made of their names, and other tests hold those against the pages that there are.
         let links_in = |folder: &'static str| text.split(folder).skip(1).filter_map(|rest| rest.split('"').next());
         let guide = links_in("\"guide/").map(|rest| format!("guide/{rest}"));
+        let internals = links_in("\"internals/").map(|rest| format!("internals/{rest}"));
         let errors = links_in("\"errors/").filter(|rest| !rest.contains('{')).map(|rest| format!("errors/{rest}"));
-        for link in guide.chain(errors) {
+        for link in guide.chain(internals).chain(errors) {
             let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
             let path = programs::root().join("docs").join(file);
             assert!(path.exists() && (heading.is_empty() || has_heading(&path, heading)), "{link}");

@@ -21,7 +21,7 @@ use super::{
     support::{Seen, builder, request},
 };
 
-const GUIDE: &str = include_str!("../../../../docs/guide/http.md");
+const GUIDE: &str = include_str!("../../../../docs/internals/http-failed-statements.md");
 
 /// The statement that fails as the first cell says.
 fn statement(cell: &str) -> Option<&'static str> {

@@ -89,12 +89,3 @@ async fn the_ledger_is_proved() {
         Err(not_proven) => panic!("{not_proven}"),
     }
 }
-
-/// The guide shows this file's `Databases`.
-#[test]
-fn the_page_shows_the_databases_of_this_test() {
-    let (page, file) = (include_str!("../../../docs/guide/proving-your-handler.md"), include_str!("proving.rs"));
-    let begin = file.find("/// idem-sqlx makes").unwrap();
-    let end = file.find("/// Makes the application's").unwrap();
-    assert!(page.contains(file[begin..end].trim_end()), "proving-your-handler.md and proving.rs differ");
-}

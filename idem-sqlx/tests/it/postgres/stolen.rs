@@ -1,4 +1,4 @@
-//! S57, S60, O109: a stolen worker's credential, played against the script of the roles. What it can still do is in `docs/guide/security.md`.
+//! S57, S60, O109: a stolen worker's credential, played against the script of the roles. What it can still do is in `docs/internals/shared-resources.md`.
 
 use std::sync::Arc;
 

@@ -74,7 +74,7 @@ fn no_page_has_commands_that_nobody_runs() {
 /// shown because it does not.
 #[tokio::test]
 async fn natural_idempotency_is_as_the_page_says() {
-    let page = programs::read("docs/guide/handlers-and-effects.md");
+    let page = programs::read("docs/internals/natural-idempotency.md");
     let place = FreshPostgres::create("idem_natural").await;
     let mut database = PgConnection::connect(&place.url()).await.unwrap();
     let mut sections = 0;

@@ -1,4 +1,4 @@
-//! The consumers of `docs/guide/handlers-and-effects.md`. The page's code is in this file, and runs.
+//! Two consumers that `docs/guide/handlers-and-effects.md` links to: one of SQS, and one of Kafka with a key by place and by order.
 
 use idem_core::{
     Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Tx,
@@ -10,7 +10,6 @@ use idem_testkit::Decide as _;
 use serde::Deserialize;
 use sqlx::{Connection as _, PgConnection, query_scalar, raw_sql};
 
-use super::programs;
 use crate::support::postgres::FreshPostgres;
 
 #[derive(Deserialize)]
@@ -125,23 +124,4 @@ async fn a_place_in_a_topic_misses_what_the_producer_sends_again_and_the_orders_
     store.disconnect().await;
     database.close().await.unwrap();
     place.remove().await;
-}
-
-/// Whether `text` is in `file`, however either is indented.
-fn holds(file: &str, text: &str) -> bool {
-    let flat = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    flat(file).contains(flat(text).trim())
-}
-
-#[test]
-fn what_the_page_shows_of_them_is_what_runs_here() {
-    let page = programs::read("docs/guide/handlers-and-effects.md");
-    let (_, consumers) = page.split_once("\n## Two consumers\n").unwrap();
-    let shown = programs::blocks(consumers, "rust");
-    assert_eq!(shown.len(), 2);
-    for block in shown {
-        for part in block.split("\n\n") {
-            assert!(holds(include_str!("consumers.rs"), part), "not in the test: {part}");
-        }
-    }
 }

@@ -325,8 +325,8 @@ CREATE TABLE {schema}.controls (
     reason   text        COLLATE "C" NOT NULL DEFAULT '',
     at       timestamptz NOT NULL DEFAULT now(),
     epoch    bigint      NOT NULL DEFAULT 0,
-    -- Whether rows of any ordering key are not over. Claims read it, and ask what is ahead of their messages only while it is set. Whoever
-    -- writes or ends such a row holds the lock of this row, and keeps it.
+    -- Whether rows of any ordering key are not over. Claims read it, and ask what is ahead of their messages only while it is set. Such a
+    -- row is written and ended under the lock of this one, and the mark is kept there.
     waits    boolean     NOT NULL DEFAULT false,
     CONSTRAINT controls_state CHECK (state IN ('running', 'paused', 'halted')),
     -- Claims sum the epochs of several consumers. A worker may write one, and must not make the sum overflow (S57).

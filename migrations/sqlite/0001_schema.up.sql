@@ -140,7 +140,7 @@ CREATE INDEX "{schema}_idx_dead_letters_due" ON "{schema}_dead_letters" (consume
 CREATE INDEX "{schema}_idx_dead_letters_sequence" ON "{schema}_dead_letters" (consumer, ordering_key, taken_at IS NULL, id)
     WHERE state <> 0 AND ordering_key IS NOT NULL;
 
--- Whoever removes a row lets the next of its ordering key go.
+-- A row that is removed lets the next of its ordering key go.
 CREATE TRIGGER "{schema}_let_next_go" AFTER DELETE ON "{schema}_dead_letters" WHEN OLD.state <> 0 AND OLD.ordering_key IS NOT NULL BEGIN
     UPDATE "{schema}_dead_letters" SET state = 1 WHERE state = 2 AND id = (
         SELECT f.id FROM "{schema}_dead_letters" AS f WHERE f.consumer = OLD.consumer AND f.ordering_key = OLD.ordering_key

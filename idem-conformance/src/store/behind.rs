@@ -117,7 +117,7 @@ pub async fn what_is_behind_a_row_runs_after_it<T: StoreUnderTest>(subject: &T) 
     assert_eq!(listed(&fixture).await.len(), 1, "that without an ordering key");
 }
 
-/// A row that waits again keeps those waiting that were taken with it, until its next time, and whoever takes it then has all of them.
+/// A row that waits again keeps those waiting that were taken with it, until its next time, and the run that takes it then has all of them.
 pub async fn a_row_that_waits_again_keeps_what_is_behind_it<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     let (one, two) = (fixture.register().await, fixture.register().await);
@@ -192,7 +192,7 @@ pub async fn what_waits_behind_a_row_is_one_row<T: StoreUnderTest>(subject: &T) 
     assert_eq!(take(&fixture, registered.run, 10).await, [dead, second]);
 }
 
-/// However the end of a head and new messages of its key meet, each row has a head before it: nothing waits for ever, or runs twice.
+/// However the end of a head and new messages of its key meet, each row has a head before it: nothing waits forever, or runs twice.
 pub async fn races_leave_no_row_without_a_head<T: StoreUnderTest>(subject: &T) {
     const ROUNDS: usize = 15;
     let fixture = Fixture::new(subject);

@@ -145,7 +145,7 @@ pub enum Defect {
     LetsNoNextGo,
     /// Those that were taken with a row that waits again stay taken, and the first of them leads.
     KeepsFollowersTaken,
-    /// No unit is told that rows of ordering keys are not over.
+    /// A claim says that nothing waits, whatever does.
     DeniesThatAnythingWaits,
     /// All hash rules have one id.
     SharesHashRules,

@@ -40,7 +40,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Messages of a unit, some of which have rows ahead of them in their ordering keys. Behind rows that wait they become rows too. Where the
-    /// first row is due or runs they are held: a key that always has new messages would have rows for ever.
+    /// first row is due or runs they are held: a key that always has new messages would never be without rows.
     pub(super) async fn stand_behind(&mut self, jobs: Vec<Job<B::Handle>>, ahead: Vec<(usize, Ahead)>) {
         let ahead: HashMap<usize, Ahead> = ahead.into_iter().collect();
         let mut wait = Vec::new();

@@ -246,21 +246,11 @@ impl<S: Store, B: Source> Lane<S, B> {
                 return self.wait_for(job, WaitCause::Broker, &one_line::<S>(&error)).await;
             }
         }
-        match end {
-            End::Decided(decisions) => {
-                self.succeeded();
-                self.apply(std::iter::once(job).zip(decisions)).await;
-            }
-            end @ (End::NotBegun
-            | End::Refused
-            | End::Isolate(_)
-            | End::Held
-            | End::Behind(_)
-            | End::NoWinner(_)
-            | End::Again(_)
-            | End::Unknown { .. }
-            | End::Lost(_)
-            | End::StoreFailed(_)) => self.did_not_end_well(vec![job], end).await,
+        if let End::Decided(decisions) = end {
+            self.succeeded();
+            self.apply(std::iter::once(job).zip(decisions)).await;
+        } else {
+            self.did_not_end_well(vec![job], end).await;
         }
     }
 

@@ -7,6 +7,7 @@ use super::{
     queue::{Queue, Server},
     shared_dynamodb::{LET_IN, Table},
     shared_dynamodb_deaths::{POINTS, Stage, of_this_run, through_deaths},
+    shared_page::{fetched, sent, served},
     worker::{Ended, Worker},
 };
 use crate::purchase::Purchase;
@@ -93,6 +94,33 @@ async fn decisions_are_those_of_every_store() {
     assert_eq!(fixture.table.ledger().await, Ledger::of(7..8));
     let letters = [("conflict".to_owned(), 1), ("malformed".to_owned(), 1)];
     assert_eq!(fixture.table.dead_letters().await, BTreeMap::from(letters));
+    fixture.remove().await;
+}
+
+/// J80: the page, the metrics, `/readyz` and the report at the end of a worker on DynamoDB.
+#[tokio::test(flavor = "multi_thread")]
+async fn j80_a_worker_on_dynamodb_shows_itself_as_on_every_store() {
+    let fixture = Fixture::new("ddb_page").await;
+    fixture.queue.send_texts(sent().into_iter().map(|text| (text, String::new())).collect()).await;
+    let worker = fixture.start(&["--admin", "0"]);
+    fixture.table.until_purchases(40).await;
+    until("the dead letters", async || fixture.table.dead_letters().await.values().sum::<i64>() == 2).await;
+    let shows = async |path: &str, text: &str| fetched(&worker, path).await.is_some_and(|all| all.contains(text));
+    until("its readiness", async || shows("/readyz", "200 OK").await && shows("/readyz", "\"database\":\"up\"").await)
+        .await;
+    let name = &fixture.table.name;
+    for (metric, wanted) in [("processed", 40), ("duplicates", 1), ("conflicts", 1), ("dead_lettered", 2)] {
+        let line = format!("idem_{metric}_total{{consumer=\"{name}\"}} {wanted}\n");
+        until(&line, async || shows("/metrics", &line).await).await;
+    }
+    let page = served(&worker).await.expect("the page");
+    for shown in ["database up", "the key was recorded at run 1 with another payload", &format!("queue {name}")] {
+        assert!(page.contains(shown), "{shown}: {page}");
+    }
+    let ended = worker.stop().await;
+    assert!(ended.status.success(), "{}", ended.log);
+    let report = ["processed", "duplicates", "conflicts", "dead_lettered"].map(|count| ended.count(count));
+    assert_eq!(report, [40, 1, 1, 2], "{}", ended.output);
     fixture.remove().await;
 }
 

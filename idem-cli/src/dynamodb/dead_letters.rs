@@ -197,10 +197,7 @@ async fn hopeless(
         reason if other.contains(&reason) && has_record(on, letter).await? => Some(
             "its key has a record of another payload: forget the key with `idem forget` if this one is to take effect",
         ),
-        _ => match held(on, letter.id.0).await?.is_due {
-            true => Some("it awaits a replay already"),
-            false => None,
-        },
+        _ => held(on, letter.id.0).await?.is_due.then_some("it awaits a replay already"),
     })
 }
 

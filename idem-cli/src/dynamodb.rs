@@ -84,7 +84,7 @@ impl<'t> Dynamo<'t> {
         }
         Ok(Report::said(match state {
             ControlState::Running => format!("{consumer} runs again: its workers take messages within seconds"),
-            _ => {
+            ControlState::Paused | ControlState::Halted => {
                 format!("{consumer} is paused: its workers stop within seconds, until idem consumers resume {consumer}")
             }
         }))

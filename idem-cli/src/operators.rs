@@ -57,11 +57,9 @@ pub(crate) async fn serve(store: &impl Operators, command: Command) -> Result<Re
 
 /// What `doctor` says of a store with which no worker can start.
 pub(crate) fn unusable(error: StoreError) -> Result<Report, Failure> {
-    match error {
-        StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure } => {
-            let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
-            Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found))
-        }
-        error => Err(error.into()),
-    }
+    let (StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) = error else {
+        return Err(error.into());
+    };
+    let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
+    Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found))
 }

@@ -88,13 +88,11 @@ impl Operators for Sqlite<'_> {
 
     async fn outbox(&self, command: Outbox) -> Result<Report, Failure> {
         let (store, file) = (self.store().await?, File::open(self.0).await?);
-        match command {
-            Outbox::List { destination, state, limit } => {
-                let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
-                commands::outbox::list(&*outbox, file, destination.as_deref(), state, &limit).await
-            }
-            command => commands::outbox::run_on(file, command).await,
-        }
+        let Outbox::List { destination, state, limit } = command else {
+            return commands::outbox::run_on(file, command).await;
+        };
+        let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
+        commands::outbox::list(&*outbox, file, destination.as_deref(), state, &limit).await
     }
 
     async fn cleanup(&self, asked: &Clean) -> Result<Report, Failure> {

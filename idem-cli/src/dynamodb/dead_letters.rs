@@ -185,19 +185,17 @@ async fn hopeless(
     letter: &StoredDeadLetter,
     unchanged: bool,
 ) -> Result<Option<&'static str>, Failure> {
-    let other = [Reason::Conflict, Reason::KeyCollision, Reason::HashUnknown];
-    Ok(match letter.reason {
-        _ if !letter.payload_kept => {
-            Some("its payload was too large to keep, or was erased: have the producer send the message again")
-        }
-        Reason::MissingKey if letter.key.is_none() => Some("it has no key: have the producer send it with one"),
-        Reason::Malformed if !unchanged => {
-            Some("its payload cannot be read: give --unchanged if the handler was fixed")
-        }
-        reason if other.contains(&reason) && has_record(on, letter).await? => Some(
-            "its key has a record of another payload: forget the key with `idem forget` if this one is to take effect",
-        ),
-        _ => held(on, letter.id.0).await?.is_due.then_some("it awaits a replay already"),
+    let of_a_record = [Reason::Conflict, Reason::KeyCollision, Reason::HashUnknown].contains(&letter.reason);
+    Ok(if !letter.payload_kept {
+        Some("its payload was too large to keep, or was erased: have the producer send the message again")
+    } else if letter.reason == Reason::MissingKey && letter.key.is_none() {
+        Some("it has no key: have the producer send it with one")
+    } else if letter.reason == Reason::Malformed && !unchanged {
+        Some("its payload cannot be read: give --unchanged if the handler was fixed")
+    } else if of_a_record && has_record(on, letter).await? {
+        Some("its key has a record of another payload: forget the key with `idem forget` if this one is to take effect")
+    } else {
+        held(on, letter.id.0).await?.is_due.then_some("it awaits a replay already")
     })
 }
 

@@ -219,10 +219,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 end = End::NotBegun;
             }
         }
-        if let End::Behind(_) = end {
-            // It did not run.
-            job.isolation = isolation;
-        }
+        // What waits behind another row did not run.
+        job.isolation = if let End::Behind(_) = end { isolation } else { job.isolation };
         match attempted {
             None => {}
             Some(Attempted::Begins(attempt)) => job.attempt = attempt,
@@ -231,13 +229,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 return self.exhausted(job).await;
             }
             Some(Attempted::Uncounted(error)) => {
-                job.counts_unanswered = job.counts_unanswered.saturating_add(1);
                 let answers = in_the_claim && matches!(self.connection, Connection::Open(_));
-                if answers && !alone && error.class() == ErrorClass::Infrastructure {
-                    shared.connections_were_scarce(&error);
-                    return self.returned.push(job);
-                }
-                return self.bookkeeping_failed(job, error).await;
+                return self.uncounted(job, error, answers && !alone).await;
             }
             Some(Attempted::AwaitsTheBroker(attempt, error)) => {
                 (job.attempt, job.isolation) = (attempt, Isolation::Process);
@@ -275,6 +268,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         job.attempt = Attempt::Ended(attempts);
         let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text).of("no-verdict");
         self.set_aside(job, failure, !bugs::planted(Bug::ExhaustedWithoutClaim)).await;
+    }
+
+    /// The attempt of a message could not be counted. If the lane's own connection answers, connections may be scarce, and the message
+    /// runs again alone in the process.
+    async fn uncounted(&mut self, mut job: Job<B::Handle>, error: StoreError, answers: bool) {
+        job.counts_unanswered = job.counts_unanswered.saturating_add(1);
+        if answers && error.class() == ErrorClass::Infrastructure {
+            self.shared.connections_were_scarce(&error);
+            return self.returned.push(job);
+        }
+        self.bookkeeping_failed(job, error).await;
     }
 
     /// Sets a message aside whose row could not be written, or that came again, or for which the breaker was open: another delivery may

@@ -137,6 +137,8 @@ impl Handler<DynamoStore> for Many {
 async fn a_message_writes_at_most_ninety_nine_items() {
     let table = Table::new("handlers").await;
     let many = consumer(&table, Many);
+    // A new name is a transaction too.
+    many.start().await.unwrap();
     let before = table.proxy.requests("TransactWriteItems");
     let decision = many.process_one(message("order-1", "100")).await.unwrap().decision;
     let Decision::Failed(failure) = &decision else { panic!("{decision:?}") };

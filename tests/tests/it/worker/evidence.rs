@@ -125,7 +125,8 @@ async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
     sqlx::raw_sql("CREATE TABLE effects (key text PRIMARY KEY)").execute(&pool).await.unwrap();
     let store = Arc::new(PostgresStore::connect(&database.url()).await.unwrap());
     store.migrate().await.unwrap();
-    let keys: Vec<String> = (0..40).map(|number| format!("key-{number}")).collect();
+    // So many that each lane has one.
+    let keys: Vec<String> = (0..80).map(|number| format!("key-{number}")).collect();
     let (begun, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let holder = {
         let (begun, go) = (Arc::clone(&begun), Arc::clone(&go));
@@ -182,7 +183,7 @@ async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
     }
     let effects: i64 =
         query_scalar("SELECT count(*) FROM effects WHERE key LIKE 'key-%'").fetch_one(&pool).await.unwrap();
-    assert_eq!(effects, 40);
+    assert_eq!(effects, 80);
     pool.close().await;
     drop(store);
     database.remove().await;

@@ -333,7 +333,9 @@ pub(crate) async fn control(world: &World, state: ControlState) {
 }
 
 async fn replay(world: &World) {
-    let kept = world.store.kept_dead_letters();
+    // As the command does by default: a message that waits runs by itself.
+    let mut kept = world.store.kept_dead_letters();
+    kept.retain(|kept| kept.row.waits_until.is_none());
     let ids: Vec<_> = kept.iter().map(|kept| kept.row.id).collect();
     // Where the answer is lost it was done, or was not.
     let _ = world.store.due_now(&ids, "ann").await;

@@ -138,9 +138,12 @@ impl DynamoCleaner {
 
     async fn step(&self, removal: &Removal) -> Result<u64, DynamoError> {
         let until = Instant::now() + removal.timeout;
-        let before = now().saturating_sub(span(removal.kept));
+        // These have an expiry of their own.
+        let own = matches!(removal.kind, Expiring::Records | Expiring::Answers);
+        let kept = if own { Duration::ZERO } else { removal.kept };
+        let before = now().saturating_sub(span(kept));
         let mut removed = 0;
-        for item in self.expired(removal.kind, removal.kept, removal.rows_max as usize).await? {
+        for item in self.expired(removal.kind, kept, removal.rows_max as usize).await? {
             if Instant::now() >= until {
                 break;
             }

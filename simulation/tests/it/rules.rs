@@ -18,7 +18,7 @@ const BROKEN: [(Rule, &str, Theme, u64); 26] = [
     (Rule::OtherDerivedKey, "DerivesByPlace", Theme::Small, 6),
     (Rule::RanWhilePaused, "IgnoresPauses", Theme::Small, 108),
     (Rule::Late, "WaitsForFullBatches", Theme::Calm, 59),
-    (Rule::Spins, "RestingLaneSpins", Theme::Small, 3),
+    (Rule::Spins, "RestingLaneSpins", Theme::Small, 138),
     (Rule::NotAtRest, "ScansByNumber", Theme::Small, 13),
     (Rule::WorkerEnded, "CatchesNothing", Theme::Small, 6),
     (Rule::Panicked, "TaskPanics", Theme::Small, 1),

@@ -47,7 +47,7 @@ pub(crate) enum Outbox {
     },
     /// Send events until stopped, beside the workers or for workers with --relay off; in builds with a broker's feature
     Relay {
-        /// Which database, destinations and brokers, in TOML: docs/guide/events-out.md has all of it
+        /// Which database, destinations and brokers, in TOML: docs/internals/relay.md has all of it
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Brings the events of a database to their destinations until it is stopped, as this file says, whose form is that of
-/// `docs/guide/events-out.md`. It is the whole of its process, as a worker is: it installs the handlers of SIGTERM and SIGINT
+/// `docs/internals/relay.md`. It is the whole of its process, as a worker is: it installs the handlers of SIGTERM and SIGINT
 /// and the log, and ends with the same statuses. A database or broker that cannot be reached is waited for; a
 /// database without idem's schema, or a login without its rights, is refused with the cure.
 ///

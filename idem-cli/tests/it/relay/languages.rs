@@ -16,7 +16,8 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The page's program in this language, on this schema and to this queue.
 fn program(language: &str, fixture: &Fixture, queue: &str) -> String {
-    let page = std::fs::read_to_string(format!("{ROOT}/docs/guide/other-languages.md")).unwrap();
+    let page = if language == "go" { "internals/publish" } else { "guide/other-languages" };
+    let page = std::fs::read_to_string(format!("{ROOT}/docs/{page}.md")).unwrap();
     let (_, rest) = page.split_once(&format!("```{language}\n")).unwrap();
     let (program, _) = rest.split_once("\n```").unwrap();
     program

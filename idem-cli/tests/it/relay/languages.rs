@@ -1,4 +1,4 @@
-//! Events of programs in Python and Go, as the guide has them, to a real RabbitMQ.
+//! Events of programs in Python and Go, as the pages have them, to a real RabbitMQ.
 
 use std::path::Path;
 

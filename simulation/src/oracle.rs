@@ -18,7 +18,7 @@ use crate::{
     draw::WEEK,
     journal::Rule,
     receivers,
-    scenario::{Behaviour, Content},
+    scenario::{Behaviour, Content, Event},
     world::{ACCOUNTS, Known, Publication, Run, SECONDS, World},
 };
 
@@ -231,7 +231,8 @@ impl Judge<'_> {
     }
 
     fn dead_letters_are_earned(&self) {
-        for kept in &self.dead {
+        // A row that waits behind another one is no dead letter: that of a process that died has a lease.
+        for kept in self.dead.iter().filter(|kept| kept.row.waits_until.is_none()) {
             let Some(message) = &kept.message else { continue };
             let content = self.world.content(message);
             let Some(about) = self.world.scenario.contents.get(content) else {
@@ -356,7 +357,9 @@ impl Judge<'_> {
         let mut uses: BTreeMap<String, u32> = BTreeMap::new();
         let scoped = |publication: &Publication| scenario.contents[publication.content].scoped_key();
         self.known.publications.iter().filter_map(scoped).for_each(|key| *uses.entry(key).or_default() += 1);
-        let mut last: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+        // A message waits behind the rows of its own tenant.
+        let replays = scenario.events.iter().any(|(_, event)| *event == Event::Replay);
+        let mut last: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
         let mut first: BTreeSet<&str> = BTreeSet::new();
         // A message that comes again after its record is gone is handled again, whenever that is.
         for (key, run) in self.effects.iter().filter(|(key, _)| first.insert(key)) {
@@ -370,7 +373,8 @@ impl Judge<'_> {
             {
                 continue;
             }
-            if let Some((before, of)) = last.insert(order, (number, key))
+            let tenant = key.split_once('/').filter(|_| replays).map_or("", |(tenant, _)| tenant);
+            if let Some((before, of)) = last.insert((tenant, order), (number, key))
                 && before > number
             {
                 self.breach(

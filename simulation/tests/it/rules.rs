@@ -14,7 +14,7 @@ const BROKEN: [(Rule, &str, Theme, u64); 26] = [
     (Rule::RanTooOften, "CleansLiveRecords", Theme::Small, 140),
     (Rule::RecordWithoutEffect, "LosesEffects", Theme::Small, 1),
     (Rule::WrongSum, "PutsEffectsOutside", Theme::Small, 13),
-    (Rule::OutOfOrder, "AcknowledgesBeforeCommit", Theme::Small, 561),
+    (Rule::OutOfOrder, "AcknowledgesBeforeCommit", Theme::Small, 1_884),
     (Rule::OtherDerivedKey, "DerivesByPlace", Theme::Small, 6),
     (Rule::RanWhilePaused, "IgnoresPauses", Theme::Small, 108),
     (Rule::Late, "WaitsForFullBatches", Theme::Calm, 59),

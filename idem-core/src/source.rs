@@ -266,7 +266,7 @@ pub trait Source: Send + Sync + 'static {
     }
 
     /// Whether the broker sends this source nothing more until one of the messages in its hands is settled. While the breaker is open,
-    /// core then sets the message that has failed last aside, because no other could be tried. A source whose broker has no such
+    /// core then dead-letters the message that has failed last, because no other could be tried. A source whose broker has no such
     /// limit keeps the default.
     fn is_full(&self) -> bool {
         false

@@ -13,7 +13,8 @@ use crate::{
     unit::{claim::one_answer_each, engine::Engine, identify::Item, session::answered},
 };
 
-/// The key in whose order a message is handled, also across later tries. `None` of a message without one, or without an idempotency key, and of a row.
+/// The key in whose order a message is handled, also across later tries. `None` of a message without one, or without an idempotency key,
+/// and of a row.
 fn line_of(item: &Item) -> Option<(ScopeId, &OrderingKey)> {
     let claim = item.claim.as_ref().filter(|_| !item.from_row)?;
     Some((claim.scope, item.message.own_ordering_key()?))

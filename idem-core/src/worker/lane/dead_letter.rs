@@ -191,7 +191,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Whether a message that failed for good is kept in hand, because so many failed that the cause may lie elsewhere. It
     /// never runs again; where the breaker stays open, where the broker would take the message back, or send no other to try while it
-    /// is in hand, it is set aside all the same, and those who wait for room get some.
+    /// is in hand, it is dead-lettered anyway, and those who wait for room get some.
     fn breaker_holds(&self, job: &Job<B::Handle>) -> bool {
         let (waits, wait) = (job.waiting.as_ref().filter(|_| job.is_held_by_breaker()), self.breaker_hold_max());
         self.shared.gate.breaker_is_open()

@@ -100,8 +100,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.dead_letter(job).await;
     }
 
-    /// Writes the row of a message, and settles it then: false where that has to be tried again. Without room for the row the message is held: neither its payload nor its later
-    /// tries may be lost.
+    /// Writes the row of a message, and settles it then: false where that has to be tried again. Without room for the row the message is
+    /// held: neither its payload nor its later tries may be lost.
     pub(super) async fn put_aside(&mut self, job: Job<B::Handle>, after: Duration) -> bool {
         let Some(dead) = &job.dead else {
             self.returned.push(job);
